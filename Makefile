@@ -1,0 +1,33 @@
+# The developer's verbs. Each makes .venv itself when it is missing or out of date.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check bench format clean
+
+demo: .venv/installed
+	$(BIN)/python examples/digits.py
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+check: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/run.py
+
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .bench build dist
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "replicax needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@

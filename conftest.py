@@ -1,0 +1,36 @@
+"""For every test and doctest: eight virtual CPU devices, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import replicax as rx
+from replicax import _context
+
+rx.config.set_logical_cpu_devices(8)
+
+
+def _children() -> set[str]:
+    """The ids of this process's child processes, where the system tells."""
+    tasks = Path("/proc/self/task")
+    files = tasks.glob("*/children") if tasks.exists() else []
+    return {child for file in files for child in file.read_text().split()}
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_trace() -> Iterator[None]:
+    """Fails a test that leaves a context, an environment variable, a thread or a process behind."""
+    frame = _context.current()
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    threads, children = set(threading.enumerate()), _children()
+    yield
+    assert _context.current() is frame, f"left inside the {_context.current()}"
+    now = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    assert now == environment, "the environment was changed"
+    assert set(threading.enumerate()) <= threads, "a thread was left behind"
+    assert _children() <= children, "a process was left behind"

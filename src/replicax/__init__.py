@@ -1,0 +1,56 @@
+"""replicax: the `tf.distribute.Strategy` programming model on JAX.
+
+Write a training step once; a strategy decides on which devices and in how many replicas it runs.
+"""
+
+from replicax import config, errors, experimental, parts
+from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
+from replicax.execution import ReplicaContext
+from replicax.integrations.optax import Optimizer
+from replicax.strategies import (
+    MirroredStrategy,
+    OneDeviceStrategy,
+    RunOptions,
+    Strategy,
+    StrategyExtended,
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from replicax.topology import Topology
+from replicax.values import DistributedValues, Mirrored, PerReplica
+from replicax.variables import Variable, grad, value_and_grad
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DistributedValues",
+    "Mirrored",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "Optimizer",
+    "PerReplica",
+    "ReduceOp",
+    "ReplicaContext",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "Topology",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "__version__",
+    "config",
+    "errors",
+    "experimental",
+    "experimental_set_strategy",
+    "get_replica_context",
+    "get_strategy",
+    "grad",
+    "has_strategy",
+    "in_cross_replica_context",
+    "parts",
+    "value_and_grad",
+]

@@ -1,0 +1,105 @@
+"""Where the running code stands: the only ambient state of replicax.
+
+One frozen frame in one `ContextVar`. The outermost frame is the replica context of the default
+strategy, which `strategy is None` stands for; `scope`, `run`, `merge_call` and `update` put
+another one in its place and take it away again. A new thread starts at the outermost frame.
+"""
+
+from __future__ import annotations
+
+import enum
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from replicax.errors import ContextError
+
+if TYPE_CHECKING:
+    from replicax._typing import Replica, StrategyLike
+    from replicax.variables import Overlay, Transaction, Variable
+
+
+class Kind(enum.Enum):
+    CROSS_REPLICA = "cross-replica"
+    REPLICA = "replica"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One context.
+
+    `replica` is set in replica context and `copy`, the copy of the variables being updated, in
+    update context. `overlay` holds values that variables have for a differentiated function only,
+    `transaction` what to restore should the running function fail.
+    """
+
+    strategy: StrategyLike | None = None
+    kind: Kind = Kind.REPLICA
+    replica: Replica | None = None
+    copy: int | None = None
+    colocate_with: Variable | None = None
+    overlay: Overlay | None = None
+    transaction: Transaction | None = None
+    installed: bool = False
+
+    def __str__(self) -> str:
+        owner = "the default strategy" if self.strategy is None else repr(self.strategy)
+        return f"{self.kind.value} context of {owner}"
+
+
+_OUTERMOST = Frame()
+_frame: ContextVar[Frame] = ContextVar("replicax_frame", default=_OUTERMOST)
+
+
+def current() -> Frame:
+    return _frame.get()
+
+
+class entered:  # noqa: N801  used as `with entered(frame):`; contextlib's form costs 1 us more
+    """Makes `frame` the current one for the length of a `with` block."""
+
+    __slots__ = ("_frame", "_token")
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def __enter__(self) -> Frame:
+        self._token = _frame.set(self._frame)
+        return self._frame
+
+    def __exit__(self, *exception: Any) -> None:
+        _frame.reset(self._token)
+
+
+def install(strategy: StrategyLike | None) -> None:
+    """Makes `strategy` current until further notice, or with None takes it away again."""
+    if strategy is None:
+        _frame.set(_OUTERMOST)
+    else:
+        _frame.set(Frame(strategy, Kind.CROSS_REPLICA, installed=True))
+
+
+def in_scope() -> bool:
+    """Whether a `with` block or a running function (not `install`) made the current frame."""
+    frame = current()
+    return frame is not _OUTERMOST and not frame.installed
+
+
+def cross_replica(strategy: StrategyLike, method: str) -> Frame:
+    """The frame in which a cross-replica method of `strategy` runs; refuses other contexts."""
+    frame = current()
+    if frame.strategy is strategy.identity and frame.kind is Kind.CROSS_REPLICA:
+        return frame
+    if frame.kind is not Kind.REPLICA or frame.strategy is not None:
+        if frame.strategy is not strategy.identity:
+            raise ContextError(
+                f"`{method}` of {strategy!r} was called in the scope of another strategy. "
+                f"Current context: {frame}. Leave that scope first: strategies do not nest."
+            )
+        raise ContextError(
+            f"`{method}` needs cross-replica context. Current context: {frame}. Call it outside "
+            "the function given to `run`, or from a function given to "
+            "`rx.get_replica_context().merge_call(...)`."
+        )
+    return replace(frame, strategy=strategy.identity, kind=Kind.CROSS_REPLICA)

@@ -1,0 +1,54 @@
+"""The words of the API: how replicas combine, and when copies are brought together."""
+
+from __future__ import annotations
+
+import enum
+from typing import Self
+
+from replicax.errors import InvalidArgument
+
+
+class _Word(enum.Enum):
+    """An enumeration whose members are also accepted by name, in any case."""
+
+    @classmethod
+    def parse(cls, word: Self | str) -> Self:
+        if isinstance(word, cls):
+            return word
+        if isinstance(word, str) and word.upper() in cls.__members__:
+            return cls[word.upper()]
+        choices = ", ".join(cls.__members__)
+        raise InvalidArgument(
+            f"Unknown {cls.__name__}: {word!r}. Use one of {choices}, "
+            f"as {cls.__name__}.{next(iter(cls.__members__))} or as a word in any case."
+        )
+
+
+class ReduceOp(_Word):
+    """How values of several replicas become one.
+
+    >>> import replicax as rx
+    >>> rx.ReduceOp.parse("mean")
+    <ReduceOp.MEAN: 'MEAN'>
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+class VariableAggregation(_Word):
+    """How the values that replicas write to one variable are combined."""
+
+    NONE = "NONE"
+    SUM = "SUM"
+    MEAN = "MEAN"
+    ONLY_FIRST_REPLICA = "ONLY_FIRST_REPLICA"
+
+
+class VariableSynchronization(_Word):
+    """When the copies of a variable are brought together."""
+
+    AUTO = "AUTO"
+    NONE = "NONE"
+    ON_WRITE = "ON_WRITE"
+    ON_READ = "ON_READ"

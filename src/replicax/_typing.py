@@ -1,0 +1,66 @@
+"""Names for types, and what lower layers may ask of a strategy without importing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    from replicax.collectives import Collectives
+    from replicax.topology import Topology
+    from replicax.variables import VariablePlacement
+
+ArrayLike: TypeAlias = "jax.Array | np.ndarray | np.generic | bool | int | float | complex"
+Nest: TypeAlias = Any  # a JAX pytree
+DeviceLike: TypeAlias = "str | jax.Device"
+
+
+class StrategyLike(Protocol):
+    """What contexts, variables and executors know of a strategy."""
+
+    @property
+    def identity(self) -> StrategyLike | None:
+        """What stands for the strategy in a frame: itself, or None for the default strategy."""
+        ...
+
+    @property
+    def topology(self) -> Topology: ...
+
+    @property
+    def collectives(self) -> Collectives: ...
+
+    @property
+    def placement(self) -> VariablePlacement: ...
+
+
+class Replica(Protocol):
+    """What variables know of the replica that they are used in."""
+
+    @property
+    def local_index(self) -> int:
+        """Which of this process's replicas it is."""
+        ...
+
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]: ...
+
+    def merge(
+        self,
+        label: str,
+        fn: Callable[..., Nest],
+        args: Sequence[Nest],
+        kwargs: Mapping[str, Nest],
+        always_wrap: bool,
+    ) -> Nest:
+        """Meets the other replicas, and calls `fn` once in cross-replica context."""
+        ...
+
+    def aggregate(self, aggregation: Any, value: jax.Array) -> jax.Array:
+        """Combines `value` over the replicas; differentiable."""
+        ...

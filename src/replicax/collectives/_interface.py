@@ -1,0 +1,95 @@
+"""The contract of collectives: everything that looks across replicas is written over it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._enums import ReduceOp, VariableAggregation
+from replicax.collectives._options import CommunicationOptions
+from replicax.errors import InvalidType, ShapeMismatch
+from replicax.values import Mirrored, PerReplica, describe_shapes
+
+
+class Collectives(ABC):
+    """What can be made of per-replica values, whatever form these have in an execution."""
+
+    @abstractmethod
+    def reduce(
+        self, op: ReduceOp, values: Sequence[PerReplica], options: CommunicationOptions
+    ) -> list[Mirrored]:
+        """Combines each value over the replicas, all of them in one go."""
+
+    @abstractmethod
+    def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
+        """The components one after another along `axis`."""
+
+    @abstractmethod
+    def broadcast(self, value: PerReplica) -> Mirrored:
+        """The first replica's component."""
+
+    @abstractmethod
+    def count(self, value: PerReplica, axes: tuple[int, ...]) -> Any:
+        """How many elements all components have together along `axes`."""
+
+    def aggregate(self, aggregation: VariableAggregation, value: PerReplica) -> Mirrored:
+        """Combines what the replicas write to a variable, or have in their copies of it."""
+        if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return self.broadcast(value)
+        op = ReduceOp.parse(aggregation.value)
+        return self.reduce(op, [value], CommunicationOptions())[0]
+
+
+def require_numeric(value: Any, method: str) -> None:
+    """Refuses components that are no numbers."""
+    components = value.values if isinstance(value, PerReplica) else (value,)
+    for component in components:
+        dtype = getattr(component, "dtype", None)
+        if dtype is None:
+            dtype = np.asarray(component).dtype
+        if not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
+            raise InvalidType(
+                f"`{method}` combines numbers; got {component!r} of type "
+                f"{type(component).__name__} (dtype {dtype})."
+            )
+
+
+def require_alike(value: PerReplica, method: str) -> None:
+    """Refuses components of different shape or dtype."""
+    dtypes = [jnp.result_type(component) for component in value.values]
+    if len(set(dtypes)) > 1:
+        seen = ", ".join(f"replica {i}: {dtype}" for i, dtype in enumerate(dtypes))
+        raise InvalidType(f"`{method}` needs one dtype on all replicas; got {seen}.")
+    if len({np.shape(component) for component in value.values}) > 1:
+        raise ShapeMismatch(
+            f"`{method}` needs equal shapes on all replicas; got {describe_shapes(value.values)}. "
+            "If these are batches of different size, give the batch axis: `axis=0`."
+        )
+
+
+def require_gatherable(value: PerReplica, axis: int) -> None:
+    """Checks that components can be put one after another along `axis`."""
+    shapes = [np.shape(component) for component in value.values]
+    seen = describe_shapes(value.values)
+    if any(not shape for shape in shapes):
+        raise ShapeMismatch(
+            f"`gather` needs values with at least one dimension; got {seen}. "
+            "Add one with `jnp.expand_dims(x, 0)` before gathering."
+        )
+    if len({len(shape) for shape in shapes}) > 1:
+        raise ShapeMismatch(f"`gather` needs equal ranks on all replicas; got {seen}.")
+    rank = len(shapes[0])
+    if isinstance(axis, bool) or not hasattr(axis, "__index__") or not 0 <= int(axis) < rank:
+        raise ShapeMismatch(
+            f"`gather` along axis {axis!r} is out of range: the values have rank {rank}, so the "
+            f"axis is an integer from 0 to {rank - 1}. Got {seen}."
+        )
+    if len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) > 1:
+        raise ShapeMismatch(
+            f"`gather` along axis {axis} needs shapes that are equal in all other dimensions; "
+            f"got {seen}."
+        )

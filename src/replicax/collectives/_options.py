@@ -1,0 +1,70 @@
+"""How the caller would like a collective to be carried out."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from replicax.errors import InvalidArgument
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which library should carry the data. XLA chooses; RING and NCCL are preferences."""
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveHints:
+    """Hints for one collective call; 0 and None leave the choice to replicax."""
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.bytes_per_pack, self.timeout_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationOptions:
+    """Like `CollectiveHints`, with the implementation to prefer."""
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        _check(self.bytes_per_pack, self.timeout_seconds)
+        if not isinstance(self.implementation, CommunicationImplementation):
+            raise InvalidArgument(
+                "`implementation` has to be a CommunicationImplementation; got "
+                f"{self.implementation!r}."
+            )
+
+
+def _check(bytes_per_pack: int, timeout_seconds: float | None) -> None:
+    if bytes_per_pack < 0:
+        raise InvalidArgument(f"`bytes_per_pack` has to be 0 or more; got {bytes_per_pack!r}.")
+    if timeout_seconds is not None and timeout_seconds <= 0:
+        raise InvalidArgument(f"`timeout_seconds` has to be positive; got {timeout_seconds!r}.")
+
+
+def merge_options(
+    options: CommunicationOptions | CollectiveHints | None,
+    hints: CommunicationOptions | CollectiveHints | None,
+) -> CommunicationOptions:
+    """One set of options out of the two keywords that mean the same."""
+    if options is not None and hints is not None:
+        raise InvalidArgument("Give either `options` or `experimental_hints`, not both.")
+    given = hints if options is None else options
+    if given is None:
+        return CommunicationOptions()
+    if isinstance(given, CommunicationOptions):
+        return given
+    if isinstance(given, CollectiveHints):
+        return CommunicationOptions(given.bytes_per_pack, given.timeout_seconds)
+    raise InvalidArgument(
+        f"Options have to be CommunicationOptions or CollectiveHints; got {given!r}."
+    )

@@ -1,0 +1,66 @@
+"""The exceptions of replicax, one tree.
+
+Every class also derives from the built-in exception that a user of Python or
+of the reference API would catch, so `except ValueError` goes on working.
+
+    ReplicaxError
+     ├─ ContextError          (RuntimeError)           wrong kind of context
+     ├─ CollectiveMismatch    (RuntimeError)           replicas disagree on what to do together
+     ├─ DeviceError           (ValueError)             unknown, repeated or missing device
+     ├─ InvalidArgument       (ValueError)             an argument that cannot mean anything here
+     │   ├─ ShapeMismatch                              shapes that do not fit each other
+     │   ├─ ForeignValue                               belongs to another strategy
+     │   └─ AggregationRequired                        a write that needs an aggregation
+     ├─ InvalidType           (TypeError, ValueError)  a value of a type that does not fit
+     │   ├─ StructureMismatch                          nests of different structure
+     │   └─ MeetingInTrace                             replicas cannot meet inside `jax.jit`
+     └─ NotPicklable          (TypeError)              tied to this process's devices
+"""
+
+
+class ReplicaxError(Exception):
+    """Base of everything that replicax raises on purpose."""
+
+
+class ContextError(ReplicaxError, RuntimeError):
+    """A call was made in a context in which it has no meaning."""
+
+
+class CollectiveMismatch(ReplicaxError, RuntimeError):
+    """Replicas reached different collective calls, or one of them returned instead."""
+
+
+class DeviceError(ReplicaxError, ValueError):
+    """A device is unknown, was named twice, or does not exist yet."""
+
+
+class InvalidArgument(ReplicaxError, ValueError):
+    """An argument has a value that cannot mean anything here."""
+
+
+class ShapeMismatch(InvalidArgument):
+    """Shapes that have to agree do not."""
+
+
+class ForeignValue(InvalidArgument):
+    """A distributed value or a variable belongs to another strategy."""
+
+
+class AggregationRequired(InvalidArgument):
+    """Replicas wrote to a mirrored variable that does not say how to combine their values."""
+
+
+class InvalidType(ReplicaxError, TypeError, ValueError):
+    """A value has a type that does not fit, such as a string in a sum."""
+
+
+class StructureMismatch(InvalidType):
+    """Replicas produced nests of different structure."""
+
+
+class MeetingInTrace(InvalidType):
+    """Eager replicas were to meet inside a JAX transformation, where they have no numbers."""
+
+
+class NotPicklable(ReplicaxError, TypeError):
+    """The object holds memory of this process's devices and cannot be pickled."""

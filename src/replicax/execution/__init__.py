@@ -1,0 +1,8 @@
+"""How a function is run on the replicas."""
+
+from replicax.execution._direct import DirectExecutor
+from replicax.execution._eager import EagerExecutor
+from replicax.execution._executor import Executor
+from replicax.execution._replica_context import Merger, ReplicaContext
+
+__all__ = ["DirectExecutor", "EagerExecutor", "Executor", "Merger", "ReplicaContext"]

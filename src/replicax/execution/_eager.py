@@ -1,0 +1,293 @@
+"""Eager execution: the replicas take turns as ordinary Python, each on its own device.
+
+Replica 0 runs on the caller's thread. The others get a thread of their own when replica 0 first
+waits for them, and run one at a time, in replica order, until each waits or returns: the baton
+goes round. A function without collectives needs no thread at all. Whatever looks across replicas
+runs on the caller's thread, so a debugger sees it where it expects it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import enum
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+import jax
+from jax.core import Tracer
+
+from replicax import _context
+from replicax._context import Frame, Kind
+from replicax._jax_compat import thread_configuration
+from replicax._typing import Nest
+from replicax.errors import CollectiveMismatch, MeetingInTrace
+from replicax.execution._executor import Executor
+from replicax.execution._replica_context import Merger, ReplicaContext
+from replicax.values import regroup, select
+from replicax.variables import Transaction
+
+if TYPE_CHECKING:
+    from replicax._typing import StrategyLike
+
+
+# How long a failed `run` waits for a replica that is in the middle of something, in seconds.
+_PATIENCE = 30.0
+
+
+@final
+class EagerExecutor(Executor):
+    """Calls the function once a replica; a failure leaves every variable as it was."""
+
+    def run(
+        self,
+        strategy: StrategyLike,
+        frame: Frame,
+        fn: Callable[..., Any],
+        args: Sequence[Nest],
+        kwargs: Mapping[str, Nest],
+    ) -> Nest:
+        transaction = frame.transaction or Transaction()
+        round_ = _Round(strategy, replace(frame, transaction=transaction), fn, args, kwargs)
+        try:
+            return regroup(round_.play(), strategy.topology)
+        except BaseException:
+            # Within a larger transaction, the outermost run puts things back.
+            if frame.transaction is None:
+                transaction.roll_back()
+            raise
+
+
+class _Phase(enum.Enum):
+    NEW = "not started"
+    RUNNING = "running"
+    WAITING = "waiting"
+    RETURNED = "returned"
+    FAILED = "failed"
+
+
+class _Released(BaseException):
+    """Unwinds a waiting replica after another one failed; user code does not catch it."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """What a replica brought to a meeting."""
+
+    label: str
+    fn: Callable[..., Nest]
+    args: Sequence[Nest]
+    kwargs: Mapping[str, Nest]
+    always_wrap: bool
+
+
+class _Player:
+    """One replica in one round: its phase, what it waits with, what it ended with."""
+
+    __slots__ = ("baton", "call", "error", "outcome", "phase", "result", "thread", "yielded")
+
+    def __init__(self) -> None:
+        self.phase = _Phase.NEW
+        self.call: _Call | None = None
+        self.outcome: Nest = None
+        self.result: Nest = None
+        self.error: BaseException | None = None
+        self.thread: threading.Thread | None = None
+        self.baton = threading.Semaphore(0)
+        self.yielded = threading.Semaphore(0)
+
+
+@final
+class _Round(Merger):
+    """One eager `run`."""
+
+    def __init__(
+        self,
+        strategy: StrategyLike,
+        frame: Frame,
+        fn: Callable[..., Any],
+        args: Sequence[Nest],
+        kwargs: Mapping[str, Nest],
+    ) -> None:
+        self._strategy = strategy
+        self._frame = frame
+        self._fn, self._args, self._kwargs = fn, args, kwargs
+        self._players = [_Player() for _ in strategy.topology.local_replicas]
+        self._released = False
+        self._failure: BaseException | None = None
+
+    def play(self) -> list[Nest]:
+        """Runs every replica to its end; returns what they returned."""
+        try:
+            for index, player in enumerate(self._players):
+                if player.thread is None:
+                    self._perform(index)
+                else:
+                    self._pass_baton(index)
+                if player.phase is _Phase.WAITING:
+                    self._failure = self._mismatch()
+                elif player.phase is _Phase.FAILED and self._failure is None:
+                    self._failure = player.error
+                if self._failure is not None:
+                    raise self._failure
+        finally:
+            self._release_all()
+        return [player.result for player in self._players]
+
+    def merge(
+        self,
+        local_index: int,
+        label: str,
+        fn: Callable[..., Nest],
+        args: Sequence[Nest],
+        kwargs: Mapping[str, Nest],
+        always_wrap: bool,
+    ) -> Nest:
+        _refuse_tracers(label, args, kwargs)
+        player = self._players[local_index]
+        player.call = _Call(label, fn, args, kwargs, always_wrap)
+        player.phase = _Phase.WAITING
+        if player.thread is None:
+            self._meet(local_index)
+        else:
+            player.yielded.release()
+            player.baton.acquire()
+            if self._released:
+                raise _Released
+        player.phase = _Phase.RUNNING
+        player.call = None
+        if player.error is not None:
+            error, player.error = player.error, None
+            raise error
+        return player.outcome
+
+    def _meet(self, index: int) -> None:
+        """On the caller's thread: brings the other replicas here, then does what they came for."""
+        if index != 0:
+            self._fail(self._mismatch())  # the replicas before this one have returned
+        for other, player in enumerate(self._players[1:], start=1):
+            if player.phase is _Phase.NEW:
+                self._start(other)
+            else:
+                self._pass_baton(other)
+            if player.phase is _Phase.FAILED and player.error is not None:
+                self._fail(player.error)
+        calls = [player.call for player in self._players if player.call is not None]
+        if len(calls) < len(self._players) or len({call.label for call in calls}) > 1:
+            self._fail(self._mismatch())
+        try:
+            outcomes = self._resolve(calls)
+        except Exception as error:
+            # All replicas get it, so that one which handles it does not leave the others behind.
+            for player in self._players:
+                player.error = error
+        else:
+            for player, outcome in zip(self._players, outcomes, strict=True):
+                player.outcome = outcome
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Ends the round with `error`, whatever the replica on this thread would make of it."""
+        self._failure = error
+        raise _Released
+
+    def _resolve(self, calls: Sequence[_Call]) -> list[Nest]:
+        topology, first = self._strategy.topology, calls[0]
+        args = regroup([tuple(c.args) for c in calls], topology, always_wrap=first.always_wrap)
+        kwargs = regroup([dict(c.kwargs) for c in calls], topology, always_wrap=first.always_wrap)
+        with _context.entered(self._frame):
+            result = first.fn(self._strategy, *args, **kwargs)
+        return [select(result, index, topology) for index in range(len(self._players))]
+
+    def _perform(self, index: int) -> None:
+        """Runs one replica on this thread, until it ends."""
+        player = self._players[index]
+        topology = self._strategy.topology
+        replica_id = topology.local_replicas[index]
+        devices = topology.devices[replica_id]
+        context = ReplicaContext(
+            self._strategy,
+            self._strategy.identity,
+            self,
+            replica_id,
+            index,
+            topology.num_replicas,
+            devices,
+        )
+        frame = replace(self._frame, kind=Kind.REPLICA, replica=context)
+        player.phase = _Phase.RUNNING
+        try:
+            with _context.entered(frame), jax.default_device(devices[0]):
+                args = select(tuple(self._args), index, topology)
+                kwargs = select(dict(self._kwargs), index, topology)
+                player.result = self._fn(*args, **kwargs)
+            player.phase = _Phase.RETURNED
+        except BaseException as error:
+            player.error, player.phase = error, _Phase.FAILED
+            if len(self._players) > 1 and not isinstance(error, _Released):
+                error.add_note(f"Raised in replica {replica_id} of {self._strategy!r}.")
+
+    def _start(self, index: int) -> None:
+        player = self._players[index]
+        configuration = thread_configuration()
+        context = contextvars.copy_context()
+
+        def body() -> None:
+            with configuration():
+                self._perform(index)
+            player.yielded.release()
+
+        player.thread = threading.Thread(
+            target=context.run, args=(body,), name=f"replicax-replica-{index}", daemon=True
+        )
+        player.thread.start()
+        player.yielded.acquire()
+
+    def _pass_baton(self, index: int) -> None:
+        """Lets a waiting replica go on until it waits again or ends."""
+        player = self._players[index]
+        if player.phase is _Phase.WAITING:
+            player.baton.release()
+            player.yielded.acquire()
+
+    def _release_all(self) -> None:
+        """Ends the replicas that still wait, and their threads."""
+        self._released = True
+        deadline = time.monotonic() + _PATIENCE
+        for index, player in enumerate(self._players):
+            if player.thread is None:
+                continue
+            player.baton.release()
+            player.thread.join(timeout=max(0.0, deadline - time.monotonic()))
+            if player.thread.is_alive():
+                warnings.warn(
+                    f"Replica {index} of {self._strategy!r} is still busy {_PATIENCE:.0f} s after "
+                    "`run` was given up; its thread is left behind.",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+
+    def _mismatch(self) -> CollectiveMismatch:
+        replicas = self._strategy.topology.local_replicas
+        states = "; ".join(
+            f"replica {replica} "
+            + (f"called {player.call.label}" if player.call else player.phase.value)
+            for replica, player in zip(replicas, self._players, strict=True)
+        )
+        return CollectiveMismatch(
+            f"The replicas of {self._strategy!r} do not agree on what to do together: {states}. "
+            "Every replica has to make the same collective calls in the same order; look for a "
+            "condition that depends on the replica or on its data."
+        )
+
+
+def _refuse_tracers(label: str, args: Sequence[Nest], kwargs: Mapping[str, Nest]) -> None:
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if isinstance(leaf, Tracer):
+            raise MeetingInTrace(
+                f"`{label}` was called inside a JAX transformation (such as `jax.jit`, `jax.vmap` "
+                "or, for `merge_call`, `jax.grad`), where the replicas cannot meet. Call it "
+                "outside of the transformed function."
+            )

@@ -1,0 +1,274 @@
+"""What a replica can do with the others."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from replicax import _context
+from replicax._context import Kind
+from replicax._enums import ReduceOp, VariableAggregation
+from replicax._typing import Nest
+from replicax.collectives import (
+    CollectiveHints,
+    CommunicationOptions,
+    merge_options,
+    require_numeric,
+)
+from replicax.errors import ContextError, InvalidType
+from replicax.values import Mirrored, PerReplica
+
+if TYPE_CHECKING:
+    from replicax._typing import StrategyLike
+
+
+class Merger(ABC):
+    """How the replicas of one `run` meet: the single thing that an execution has to provide."""
+
+    @abstractmethod
+    def merge(
+        self,
+        local_index: int,
+        label: str,
+        fn: Callable[..., Nest],
+        args: Sequence[Nest],
+        kwargs: Mapping[str, Nest],
+        always_wrap: bool,
+    ) -> Nest:
+        """Waits for all replicas, calls `fn(strategy, *args, **kwargs)` once, hands out the result.
+
+        `args` and `kwargs` are merged over the replicas as `regroup` says.
+        """
+
+
+@final
+class ReplicaContext:
+    """One replica of a strategy, from the point of view of the code that it runs.
+
+    Got by `rx.get_replica_context()` inside the function given to `strategy.run`.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        identity: StrategyLike | None,
+        merger: Merger,
+        replica_id: int | jax.Array,
+        local_index: int,
+        num_replicas: int,
+        devices: tuple[jax.Device, ...],
+    ) -> None:
+        self._strategy = strategy
+        self._identity = identity
+        self._merger = merger
+        self._replica_id = replica_id
+        self._local_index = local_index
+        self._num_replicas = num_replicas
+        self._devices = devices
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy whose replica this is."""
+        return self._strategy
+
+    @property
+    def replica_id_in_sync_group(self) -> int | jax.Array:
+        """Which replica this is, from 0 to `num_replicas_in_sync - 1`."""
+        return self._replica_id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas work together."""
+        return self._num_replicas
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices of this replica; several if it has logical devices."""
+        return self._devices
+
+    @property
+    def local_index(self) -> int:
+        """Which of this process's replicas it is."""
+        return self._local_index
+
+    def merge_call(
+        self,
+        fn: Callable[..., Nest],
+        args: Sequence[Nest] = (),
+        kwargs: Mapping[str, Nest] | None = None,
+    ) -> Nest:
+        """Calls `fn(strategy, *args, **kwargs)` once, in cross-replica context, for all replicas.
+
+        Values that differ between the replicas reach `fn` as `PerReplica`. What it returns is
+        given to every replica, distributed values as that replica's component.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def total(strategy, value):
+        ...     return strategy.reduce("SUM", value, axis=None)
+        >>> def step():
+        ...     context = rx.get_replica_context()
+        ...     return context.merge_call(total, args=(context.replica_id_in_sync_group + 1.0,))
+        >>> [float(x) for x in strategy.experimental_local_results(strategy.run(step))]
+        [3.0, 3.0]
+        """
+        if not callable(fn):
+            raise InvalidType(f"`merge_call` needs a function; got {fn!r}.")
+        label = f"merge_call({getattr(fn, '__qualname__', repr(fn))})"
+        return self.merge(label, fn, args, kwargs or {}, always_wrap=False)
+
+    def all_reduce(
+        self,
+        op: ReduceOp | str,
+        value: Nest,
+        options: CommunicationOptions | CollectiveHints | None = None,
+        *,
+        experimental_hints: CommunicationOptions | CollectiveHints | None = None,
+    ) -> Nest:
+        """Combines a nest of arrays over the replicas; all of them get the result.
+
+        Differentiable: the gradient is the `all_reduce` of the replicas' gradients by the same op.
+        """
+        op = ReduceOp.parse(op)
+        merged = merge_options(options, experimental_hints)
+        leaves, structure = self._numeric_leaves(value, "all_reduce")
+
+        def collective(arrays: list[jax.Array]) -> list[jax.Array]:
+            def reduce(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
+                return strategy.collectives.reduce(op, values, merged)
+
+            return self.merge(f"all_reduce({op.value})", reduce, arrays, {}, always_wrap=True)
+
+        outputs = _differentiable(collective, lambda _, cotangents: collective(cotangents), leaves)
+        return jax.tree.unflatten(structure, outputs)
+
+    def all_gather(
+        self,
+        value: Nest,
+        axis: int,
+        options: CommunicationOptions | CollectiveHints | None = None,
+        *,
+        experimental_hints: CommunicationOptions | CollectiveHints | None = None,
+    ) -> Nest:
+        """Puts the replicas' arrays one after another along `axis`; all replicas get the result.
+
+        Differentiable: each replica's gradient is its part of the sum of the replicas' gradients.
+        """
+        merged = merge_options(options, experimental_hints)
+        leaves, structure = self._numeric_leaves(value, "all_gather")
+
+        def collective(arrays: list[jax.Array]) -> list[jax.Array]:
+            def gather(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
+                return [strategy.collectives.gather(value, axis, merged) for value in values]
+
+            return self.merge(f"all_gather(axis={axis})", gather, arrays, {}, always_wrap=True)
+
+        def own_part(arrays: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
+            def scatter(strategy: StrategyLike, sizes: PerReplica, *values: PerReplica) -> Any:
+                sums = strategy.collectives.reduce(ReduceOp.SUM, values, merged)
+                return [_split_like(total, sizes, i, axis) for i, total in enumerate(sums)]
+
+            sizes = np.array([np.shape(array)[axis] for array in arrays])
+            label = f"gradient of all_gather(axis={axis})"
+            return self.merge(label, scatter, [sizes, *cotangents], {}, always_wrap=True)
+
+        outputs = _differentiable(collective, own_part, leaves)
+        return jax.tree.unflatten(structure, outputs)
+
+    def aggregate(self, aggregation: VariableAggregation, value: jax.Array) -> jax.Array:
+        """Combines `value` over the replicas as a variable with `aggregation` would."""
+
+        def collective(arrays: list[jax.Array]) -> list[jax.Array]:
+            def combine(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
+                return [strategy.collectives.aggregate(aggregation, value) for value in values]
+
+            return self.merge(f"{aggregation.value} of a write", combine, arrays, {}, True)
+
+        # What is written to a variable is not differentiated, as with a gradient tape.
+        def no_gradient(arrays: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
+            return [jnp.zeros_like(array) for array in arrays]
+
+        return _differentiable(collective, no_gradient, [value])[0]
+
+    def merge(
+        self,
+        label: str,
+        fn: Callable[..., Nest],
+        args: Sequence[Nest],
+        kwargs: Mapping[str, Nest],
+        always_wrap: bool,
+    ) -> Nest:
+        """Meets the other replicas; `label` is what an error calls this meeting."""
+        frame = _context.current()
+        here = frame.replica is self or (self._identity is None and frame.strategy is None)
+        if frame.kind is not Kind.REPLICA or not here:
+            raise ContextError(
+                f"`{label}` was called on replica {self._replica_id} of {self._strategy!r} outside "
+                f"of its replica context. Current context: {frame}. Call it in the function given "
+                "to `strategy.run`; across replicas use `strategy.reduce` or `strategy.gather`."
+            )
+        return self._merger.merge(self._local_index, label, fn, args, kwargs, always_wrap)
+
+    def _numeric_leaves(self, value: Nest, method: str) -> tuple[list[jax.Array], Any]:
+        leaves, structure = jax.tree.flatten(value)
+        for leaf in leaves:
+            if not isinstance(leaf, Tracer):
+                require_numeric(leaf, method)
+        return [jnp.asarray(leaf) for leaf in leaves], structure
+
+    def __repr__(self) -> str:
+        return f"<replica {self._replica_id} of {self._strategy!r}>"
+
+
+def _split_like(total: Mirrored, sizes: PerReplica, leaf: int, axis: int) -> PerReplica:
+    ends = np.cumsum([size[leaf] for size in sizes.values])
+    starts = np.concatenate([[0], ends[:-1]])
+    return PerReplica(
+        [
+            jax.lax.slice_in_dim(copy, int(start), int(end), axis=axis)
+            for copy, start, end in zip(total.values, starts, ends, strict=True)
+        ],
+        total.topology,
+    )
+
+
+def _differentiable(
+    collective: Callable[[list[jax.Array]], list[jax.Array]],
+    backward: Callable[[list[jax.Array], list[jax.Array]], list[jax.Array]],
+    leaves: list[jax.Array],
+) -> list[jax.Array]:
+    """Calls `collective(leaves)` with `backward(leaves, cotangents)` as its gradient rule.
+
+    Concrete arrays go straight through. Under `jax.grad`, JAX calls the two rules with concrete
+    arrays, one replica at a time, which is what makes collectives of threads differentiable.
+    """
+    if not any(isinstance(leaf, Tracer) for leaf in leaves):
+        return collective(leaves)
+    inexact = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
+
+    @jax.custom_vjp
+    def call(leaves: list[jax.Array]) -> list[jax.Array]:
+        return collective(leaves)
+
+    def forward(leaves: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        return collective(leaves), leaves
+
+    def reverse(leaves: list[jax.Array], cotangents: list[jax.Array]) -> tuple[list[Any]]:
+        kept = [i for i, float_like in enumerate(inexact) if float_like]
+        results = backward([leaves[i] for i in kept], [cotangents[i] for i in kept])
+        found = dict(zip(kept, results, strict=True))
+        return (
+            [
+                found[i] if i in found else np.zeros(leaf.shape, jax.dtypes.float0)
+                for i, leaf in enumerate(leaves)
+            ],
+        )
+
+    call.defvjp(forward, reverse)
+    return call(leaves)

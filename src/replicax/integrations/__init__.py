@@ -1,0 +1,1 @@
+"""Bridges to other libraries; nothing else in replicax imports them."""

@@ -1,0 +1,211 @@
+"""Optax transformations as optimizers of variables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax._enums import ReduceOp, VariableAggregation
+from replicax.errors import ForeignValue, InvalidArgument, InvalidType, ShapeMismatch
+from replicax.strategies import Strategy, get_replica_context, get_strategy
+from replicax.values import Mirrored, PerReplica
+from replicax.variables import Variable
+
+if TYPE_CHECKING:
+    import optax
+
+
+@final
+class Optimizer:
+    """Trains variables with any Optax transformation.
+
+    Create it in the strategy's scope, next to the variables.
+
+    >>> import optax, replicax as rx
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     weight = rx.Variable(1.0)
+    ...     optimizer = rx.Optimizer(optax.sgd(0.1))
+    >>> def step(x):
+    ...     loss, gradient = rx.value_and_grad(lambda: x * weight, weight)()
+    ...     optimizer.apply_gradients([(gradient, weight)])
+    >>> strategy.run(step, args=(2.0,))
+    >>> round(float(weight), 3), int(optimizer.iterations)
+    (0.6, 1)
+    """
+
+    def __init__(self, tx: optax.GradientTransformation, *, name: str = "Optimizer") -> None:
+        if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
+            raise InvalidType(
+                "An Optimizer wraps an Optax transformation, such as `optax.adam(1e-3)`; got "
+                f"{tx!r}."
+            )
+        self._tx = tx
+        self._name = name
+        self._trained: tuple[Variable, ...] | None = None
+        self._slots: list[Variable] = []
+        self._structure: Any = None
+        self._iterations = Variable(
+            0,
+            trainable=False,
+            name=f"{name}/iterations",
+            dtype=jnp.int32,
+            aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+    @property
+    def iterations(self) -> Variable:
+        """How many times gradients have been applied."""
+        return self._iterations
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """The optimizer's own state: the iterations, and the slots once there are any."""
+        return (self._iterations, *self._slots)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> None:
+        """Changes the variables by their gradients.
+
+        In replica context the replicas meet, and their gradients are summed first. In
+        cross-replica context the gradients are taken as they are.
+
+        Args:
+          grads_and_vars: Pairs of a gradient and its variable; the same variables every time.
+        """
+        gradients, variables = self._checked(list(grads_and_vars))
+        replica = get_replica_context()
+        if replica is None or replica.strategy is not get_strategy():
+            self._apply(gradients, variables)
+            return
+        replica.merge(
+            f"apply_gradients of {self._name!r}",
+            functools.partial(self._sum_and_apply, variables=variables),
+            gradients,
+            {},
+            always_wrap=True,
+        )
+
+    def _sum_and_apply(
+        self, strategy: Strategy, *gradients: PerReplica, variables: Sequence[Variable]
+    ) -> None:
+        pairs = list(zip(gradients, variables, strict=True))
+        self._apply(strategy.extended.batch_reduce_to(ReduceOp.SUM, pairs), variables)
+
+    def _apply(self, gradients: Sequence[Any], variables: Sequence[Variable]) -> None:
+        self._build(variables)
+        assert self._trained is not None
+        order = {id(variable): index for index, variable in enumerate(variables)}
+        ordered = [gradients[order[id(variable)]] for variable in self._trained]
+        values = [variable.cross_replica_array() for variable in self._trained]
+        # All copies change by one program, in one call: 0.5 ms for six variables on two devices.
+        # An update function for each copy of each variable takes 3 ms.
+        new_values, new_state = self._step(
+            [_like(gradient, value) for gradient, value in zip(ordered, values, strict=True)],
+            [variable.cross_replica_array() for variable in self.variables],
+            values,
+        )
+        for variable, value in zip(self._trained, new_values, strict=True):
+            variable.store_cross_replica_array(value)
+        for variable, value in zip(self.variables, new_state, strict=True):
+            variable.store_cross_replica_array(value)
+
+    @functools.cached_property
+    def _step(self) -> Any:
+        import optax  # here, because importing replicax should not take its 0.4 s
+
+        def step(gradients: Any, state: Any, values: Any) -> tuple[Any, Any]:
+            iterations, *slots = state
+            updates, new_slots = self._tx.update(
+                gradients, jax.tree.unflatten(self._structure, slots), values
+            )
+            new_values = optax.apply_updates(values, updates)
+            return new_values, [iterations + 1, *jax.tree.leaves(new_slots)]
+
+        return jax.jit(step)
+
+    def _build(self, variables: Sequence[Variable]) -> None:
+        """Makes the slots, each where its variable is, when gradients first arrive."""
+        if self._trained is not None:
+            if {id(v) for v in variables} != {id(v) for v in self._trained}:
+                raise InvalidArgument(
+                    f"{self._name!r} trains {_names(self._trained)}, and was given gradients for "
+                    f"{_names(variables)}. Give it the same variables every time, or use an "
+                    "optimizer for each set."
+                )
+            return
+        state = self._tx.init([variable.value for variable in variables])
+        leaves, structure = jax.tree_util.tree_flatten_with_path(state)
+        strategy = get_strategy()
+        slots = []
+        for path, leaf in leaves:
+            owner = _owner(path, leaf, variables)
+            with strategy.extended.colocate_vars_with(owner):
+                name = f"{self._name}/{owner.name}{jax.tree_util.keystr(path)}"
+                slots.append(Variable(leaf, trainable=False, name=name))
+        self._trained, self._slots, self._structure = tuple(variables), slots, structure
+
+    def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Any], tuple[Variable, ...]]:
+        if not pairs:
+            raise InvalidArgument("`apply_gradients` got no gradients.")
+        strategy = get_strategy()
+        if not strategy.extended.variable_created_in_scope(self._iterations):
+            raise ForeignValue(
+                f"`apply_gradients` runs under {strategy!r}, but {self._name!r} was created by "
+                f"{self._iterations.strategy or 'no strategy'}. Create the optimizer in the "
+                "strategy's scope, next to the variables."
+            )
+        for gradient, variable in pairs:
+            if not isinstance(variable, Variable):
+                raise InvalidType(
+                    f"`apply_gradients` takes (gradient, variable) pairs; got {variable!r} in the "
+                    "place of a variable."
+                )
+            if gradient is None:
+                raise InvalidArgument(
+                    f"Variable {variable.name!r} has no gradient (None). Leave it out."
+                )
+            if not strategy.extended.variable_created_in_scope(variable):
+                raise ForeignValue(
+                    f"`apply_gradients` runs under {strategy!r}, but variable {variable.name!r} "
+                    f"was created by {variable.strategy or 'no strategy'}. Create it in the "
+                    "strategy's scope, and apply gradients in that scope or in `run`."
+                )
+            shape = jnp.shape(gradient)
+            if shape != variable.shape:
+                raise ShapeMismatch(
+                    f"Variable {variable.name!r} has shape {variable.shape}, its gradient {shape}."
+                )
+        if len({id(variable) for _, variable in pairs}) < len(pairs):
+            raise InvalidArgument(
+                "`apply_gradients` got a variable twice: "
+                f"{_names([variable for _, variable in pairs])}. Add its gradients first."
+            )
+        return [gradient for gradient, _ in pairs], tuple(variable for _, variable in pairs)
+
+
+def _like(gradient: Any, value: jax.Array) -> jax.Array:
+    """The gradient on the devices of the variable."""
+    if isinstance(gradient, Mirrored) and gradient.topology is not None:
+        gradient = gradient.array(gradient.topology)
+    if isinstance(gradient, jax.Array) and gradient.sharding == value.sharding:
+        return gradient
+    return jax.device_put(gradient, value.sharding) if value.committed else jnp.asarray(gradient)
+
+
+def _owner(path: Sequence[Any], leaf: Any, variables: Sequence[Variable]) -> Variable:
+    """The variable that a leaf of the Optax state belongs to; the first, if to none.
+
+    Optax mirrors the list of variables in its state, so a slot's path ends with an index.
+    """
+    index = getattr(path[-1], "idx", None) if path else None
+    if index is not None and index < len(variables) and variables[index].shape == jnp.shape(leaf):
+        return variables[index]
+    return variables[0]
+
+
+def _names(variables: Sequence[Variable]) -> str:
+    return ", ".join(repr(variable.name) for variable in variables)

@@ -1,0 +1,34 @@
+"""One replica on each device, variables on one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from replicax._typing import DeviceLike
+from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._strategy import Strategy
+from replicax.topology import Topology, best_devices, resolve_device
+from replicax.variables import ParameterDevicePlacement
+
+
+@final
+class CentralStorageStrategy(Strategy):
+    """One replica a device; every variable has one copy, on the parameter device.
+
+    Args:
+      compute_devices: The replicas' devices; by default all of the best kind there is.
+      parameter_device: Where variables are; by default the only compute device, else the CPU.
+    """
+
+    def __init__(
+        self,
+        compute_devices: Sequence[DeviceLike] | None = None,
+        parameter_device: DeviceLike | None = None,
+    ) -> None:
+        topology = Topology.of(best_devices() if compute_devices is None else compute_devices)
+        if parameter_device is None:
+            alone = topology.num_replicas == 1
+            parameter_device = topology.local_devices[0] if alone else "CPU:0"
+        placement = ParameterDevicePlacement(resolve_device(parameter_device))
+        super().__init__(StrategyExtended(self, topology=topology, placement=placement))

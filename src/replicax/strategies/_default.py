@@ -1,0 +1,46 @@
+"""The strategy outside of every scope."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, final
+
+import jax
+
+from replicax._typing import StrategyLike
+from replicax.execution import DirectExecutor, ReplicaContext
+from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._strategy import Strategy
+from replicax.topology import Topology
+from replicax.variables import OneDevicePlacement
+
+
+@final
+class DefaultStrategy(Strategy):
+    """Changes nothing: one replica, on the device that JAX would use, always in replica context."""
+
+    def __init__(self) -> None:
+        executor = DirectExecutor(self)
+        topology = Topology.of(jax.local_devices()[:1])
+        super().__init__(
+            StrategyExtended(
+                self, topology=topology, placement=OneDevicePlacement(), executor=executor
+            )
+        )
+        self.replica_context = ReplicaContext(self, None, executor, 0, 0, 1, topology.local_devices)
+
+    @property
+    def identity(self) -> StrategyLike | None:
+        return None
+
+    def __repr__(self) -> str:
+        return "the default strategy"
+
+    def __reduce__(self) -> Any:
+        return default_strategy, ()
+
+
+@functools.lru_cache(maxsize=1)
+def default_strategy() -> DefaultStrategy:
+    """The only one; made when first asked for, because it has to know the devices."""
+    return DefaultStrategy()

@@ -1,0 +1,416 @@
+"""The parts of a strategy, and the methods for code that distributes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax import _context
+from replicax._context import Frame, Kind
+from replicax._enums import ReduceOp
+from replicax._typing import DeviceLike, Nest
+from replicax.collectives import (
+    AcrossArrays,
+    CollectiveHints,
+    Collectives,
+    CommunicationOptions,
+    merge_options,
+    require_numeric,
+)
+from replicax.errors import ContextError, ForeignValue, InvalidArgument, InvalidType
+from replicax.execution import EagerExecutor, Executor
+from replicax.strategies._combining import as_per_replica, leaf_array
+from replicax.topology import Topology, resolve_devices
+from replicax.values import (
+    Component,
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    place,
+    regroup,
+    require_home,
+)
+from replicax.variables import MirroredPlacement, Transaction, Variable, VariablePlacement
+
+if TYPE_CHECKING:
+    from replicax.strategies._strategy import Strategy
+
+Hints = CommunicationOptions | CollectiveHints | None
+Destinations = Any  # a variable, a distributed value, an array, a device or several
+
+
+class StrategyExtended:
+    """What a strategy is made of, and the methods that optimizers and layers call.
+
+    A strategy of your own names its parts here:
+
+    >>> import replicax as rx
+    >>> class FirstTwo(rx.Strategy):
+    ...     '''Mirrored over the first two devices, whatever else there is.'''
+    ...     def __init__(self):
+    ...         topology = rx.Topology.of(["CPU:0", "CPU:1"])
+    ...         super().__init__(rx.StrategyExtended(self, topology=topology))
+    >>> FirstTwo().num_replicas_in_sync
+    2
+
+    Args:
+      container_strategy: The strategy that these are the parts of.
+      topology: Which devices form which replica.
+      placement: Which variables are made, and where; mirrored ones unless said otherwise.
+      executor: How functions are run on the replicas.
+    """
+
+    def __init__(
+        self,
+        container_strategy: Strategy,
+        *,
+        topology: Topology,
+        placement: VariablePlacement | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        if topology.logical_devices_per_replica > 1:
+            raise InvalidArgument(
+                f"Replicas of several devices cannot be run by this strategy; got {topology}. Give "
+                "each replica one device."
+            )
+        self._strategy = container_strategy
+        self._topology = topology
+        self._placement = MirroredPlacement() if placement is None else placement
+        self._executor = EagerExecutor() if executor is None else executor
+        self._collectives = AcrossArrays(topology)
+
+    # The parts.
+
+    @property
+    def topology(self) -> Topology:
+        """Which devices form which replica."""
+        return self._topology
+
+    @property
+    def placement(self) -> VariablePlacement:
+        """Which variables it makes, and where."""
+        return self._placement
+
+    @property
+    def collectives(self) -> Collectives:
+        """How values are combined across replicas."""
+        return self._collectives
+
+    # Facts.
+
+    @property
+    def worker_devices(self) -> tuple[jax.Device, ...]:
+        """The local devices that replicas compute on."""
+        return self._topology.local_devices
+
+    @property
+    def parameter_devices(self) -> tuple[jax.Device, ...]:
+        """The local devices that hold variables."""
+        return self._placement.devices(self._topology)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether every worker builds its own program; one process has one."""
+        return False
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether shapes must not change from step to step; they may."""
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process has to initialise variables."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process has to write checkpoints."""
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process has to write summaries."""
+        return True
+
+    # Running.
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Nest] = (),
+        kwargs: Mapping[str, Nest] | None = None,
+    ) -> Nest:
+        """Calls `fn` once on every replica; the same as `Strategy.run`."""
+        return self.execute("call_for_each_replica", fn, args, kwargs)
+
+    def execute(
+        self,
+        method: str,
+        fn: Callable[..., Any],
+        args: Sequence[Nest],
+        kwargs: Mapping[str, Nest] | None,
+    ) -> Nest:
+        """Checks a call by `method` and hands it to the executor."""
+        if not callable(fn):
+            raise InvalidType(f"`{method}` needs a function; got {fn!r}.")
+        if not isinstance(args, (tuple, list)):
+            raise InvalidType(
+                f"`args` of `{method}` has to be a tuple or a list; got {type(args).__name__}. For "
+                "a single argument write `args=(x,)`."
+            )
+        frame = _context.cross_replica(self._strategy, method)
+        require_home((args, kwargs), self._topology, method)
+        return self._executor.run(self._strategy, frame, fn, args, kwargs or {})
+
+    # Combining.
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        destinations: Destinations,
+        experimental_hints: Hints = None,
+        *,
+        options: Hints = None,
+    ) -> Any:
+        """Combines `value` over the replicas, and copies the result to `destinations`.
+
+        Args:
+          reduce_op: SUM or MEAN.
+          value: A per-replica value. One that is the same on all replicas stays as it is (MEAN).
+          destinations: A variable, a distributed value, a device or several: where the result is
+            wanted. `value` itself makes it an all-reduce.
+          experimental_hints: How to communicate.
+          options: The newer name of `experimental_hints`.
+
+        Returns:
+          A `Mirrored` value, or an array if there is one destination.
+        """
+        return self._reduce_all(
+            "reduce_to", reduce_op, [(value, destinations)], options, experimental_hints
+        )[0]
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Destinations]],
+        experimental_hints: Hints = None,
+        *,
+        options: Hints = None,
+    ) -> list[Any]:
+        """`reduce_to` for many pairs at once, which is faster."""
+        return self._reduce_all(
+            "batch_reduce_to", reduce_op, value_destination_pairs, options, experimental_hints
+        )
+
+    def _reduce_all(
+        self,
+        method: str,
+        reduce_op: ReduceOp | str,
+        pairs: Sequence[tuple[Any, Destinations]],
+        options: Hints,
+        hints: Hints,
+    ) -> list[Any]:
+        op = ReduceOp.parse(reduce_op)
+        merged = merge_options(options, hints)
+        frame = _context.cross_replica(self._strategy, method)
+        pairs = list(pairs)
+        require_home([value for value, _ in pairs], self._topology, method)
+        targets = [self._devices_of(destinations) for _, destinations in pairs]
+        values = [as_per_replica(self._strategy, value) for value, _ in pairs]
+        for (value, _), per_replica in zip(pairs, values, strict=True):
+            if per_replica is None:
+                require_numeric(leaf_array(value), method)
+                if op is not ReduceOp.MEAN:
+                    raise InvalidArgument(
+                        f"`{method}` by {op.value} got a value that is the same on all replicas of "
+                        f"{self._strategy!r}: {value!r}. Give a per-replica value, or use MEAN."
+                    )
+        with _context.entered(frame):
+            distributed = [value for value in values if value is not None]
+            reduced = iter(self._collectives.reduce(op, distributed, merged))
+            return [
+                self._deliver(value if per_replica is None else next(reduced), devices)
+                for (value, _), per_replica, devices in zip(pairs, values, targets, strict=True)
+            ]
+
+    def broadcast_to(self, tensor: Any, destinations: Destinations) -> Any:
+        """Copies an array to `destinations`: `Mirrored`, or an array if there is one device."""
+        frame = _context.cross_replica(self._strategy, "broadcast_to")
+        if isinstance(tensor, PerReplica):
+            raise InvalidType(
+                "`broadcast_to` copies one array; got a PerReplica value. Use `reduce_to` for it."
+            )
+        with _context.entered(frame):
+            return self._deliver(tensor, self._devices_of(destinations))
+
+    def _deliver(self, value: Any, devices: tuple[jax.Device, ...]) -> Any:
+        home = value.topology if isinstance(value, Mirrored) else None
+        if home is not None and home.local_devices == devices and len(devices) > 1:
+            return value
+        array = leaf_array(value)
+        if len(devices) == 1:
+            return place(array, devices[0])
+        topology = self._topology
+        if devices != topology.local_devices:
+            topology = Topology.of(devices)
+        return Mirrored.from_array(topology.replicate(array), topology)
+
+    def _devices_of(self, destinations: Destinations) -> tuple[jax.Device, ...]:
+        if isinstance(destinations, Variable):
+            return tuple(copy.device for copy in destinations.values)
+        if isinstance(destinations, DistributedValues):
+            return (destinations.topology or self._topology).local_devices
+        if isinstance(destinations, (str, jax.Device)):
+            return resolve_devices([destinations])
+        if isinstance(destinations, (tuple, list)) and all(
+            isinstance(device, (str, jax.Device)) for device in destinations
+        ):
+            return resolve_devices(destinations)
+        if isinstance(destinations, jax.Array):
+            return tuple(sorted(destinations.devices(), key=lambda device: device.id))
+        raise InvalidType(
+            f"Destinations are a variable, a distributed value, a device or several; got "
+            f"{destinations!r}."
+        )
+
+    # Variables.
+
+    def update(
+        self,
+        var: Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Nest] = (),
+        kwargs: Mapping[str, Nest] | None = None,
+        group: bool = True,
+    ) -> Nest:
+        """Calls `fn(copy, *args, **kwargs)` for every copy of `var`, where the copy is.
+
+        Mirrored values and variables in `args` and `kwargs` reach `fn` as the copy that is there
+        too. If `fn` fails, no copy has changed.
+
+        Args:
+          var: A variable of this strategy.
+          fn: Changes the copy it is given.
+          args: Further arguments; no per-replica values.
+          kwargs: Keyword arguments, likewise.
+          group: Whether to merge what the calls return; else each leaf is a list, one a copy.
+        """
+        frame = _context.cross_replica(self._strategy, "update")
+        if not isinstance(var, Variable):
+            raise InvalidType(f"`update` changes a variable; got {var!r}.")
+        self._require_own(var, "update")
+        copies = var.values
+        devices = tuple(copy.device for copy in copies)
+        return self._update("update", frame, devices, fn, (var, *args), kwargs, group)
+
+    def update_non_slot(
+        self,
+        colocate_with: DeviceLike | Sequence[DeviceLike],
+        fn: Callable[..., Any],
+        args: Sequence[Nest] = (),
+        kwargs: Mapping[str, Nest] | None = None,
+        group: bool = True,
+    ) -> Nest:
+        """Calls `fn(*args, **kwargs)` on each of the devices that `non_slot_devices` gave."""
+        frame = _context.cross_replica(self._strategy, "update_non_slot")
+        devices = self._devices_of(colocate_with)
+        return self._update("update_non_slot", frame, devices, fn, args, kwargs, group)
+
+    def _update(
+        self,
+        method: str,
+        frame: Frame,
+        devices: tuple[jax.Device, ...],
+        fn: Callable[..., Any],
+        args: Sequence[Nest],
+        kwargs: Mapping[str, Nest] | None,
+        group: bool,
+    ) -> Nest:
+        if not callable(fn):
+            raise InvalidType(f"`{method}` needs a function; got {fn!r}.")
+        arguments = (tuple(args), dict(kwargs or {}))
+        for leaf in jax.tree.leaves(arguments):
+            if isinstance(leaf, PerReplica):
+                raise InvalidArgument(
+                    f"`{method}` got a PerReplica argument, which has no single value for a "
+                    "variable's devices. Combine it first: `strategy.extended.reduce_to(...)`."
+                )
+            if isinstance(leaf, Variable):
+                self._require_own(leaf, method)
+        transaction = frame.transaction or Transaction()
+        results: list[Nest] = []
+        try:
+            for index, device in enumerate(devices):
+                here = replace(frame, kind=Kind.UPDATE, copy=index, transaction=transaction)
+                with _context.entered(here), jax.default_device(device):
+                    here_args, here_kwargs = jax.tree.map(
+                        lambda leaf, index=index, device=device: _copy_at(leaf, index, device),
+                        arguments,
+                    )
+                    results.append(fn(*here_args, **here_kwargs))
+        except BaseException:
+            if frame.transaction is None:
+                transaction.roll_back()
+            raise
+        if not group:
+            return jax.tree.map(lambda *leaves: list(leaves), *results)
+        topology = self._topology if len(results) > 1 else Topology.of(devices)
+        return regroup(results, topology, wrap=Mirrored)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
+        """Where an optimizer's variables that belong to no other variable should be."""
+        return self.parameter_devices
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Variables created inside are on the devices of another variable, or on given devices."""
+        frame = _context.current()
+        if frame.strategy is not self._strategy.identity:
+            raise ContextError(
+                f"`colocate_vars_with` needs the scope of {self._strategy!r}. Current context: "
+                f"{frame}. Put it inside `with strategy.scope():`."
+            )
+        if isinstance(colocate_with_variable, Variable):
+            self._require_own(colocate_with_variable, "colocate_vars_with")
+        else:
+            self._devices_of(colocate_with_variable)
+        with _context.entered(replace(frame, colocate_with=colocate_with_variable)):
+            yield
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        """Whether `v` was created in the scope of this strategy."""
+        return v.strategy is self._strategy.identity
+
+    def read_var(self, v: Variable) -> jax.Array:
+        """The value of a variable; of an ON_READ variable, the aggregate."""
+        return v.value
+
+    def value_container(self, value: Any) -> Any:
+        """The variable that `value` is a copy of; anything else is returned as it is."""
+        return value.container if isinstance(value, Component) else value
+
+    def _require_own(self, variable: Variable, method: str) -> None:
+        if not self.variable_created_in_scope(variable):
+            owner = "outside every scope" if variable.strategy is None else repr(variable.strategy)
+            raise ForeignValue(
+                f"`{method}` of {self._strategy!r} got variable {variable.name!r}, which was "
+                f"created by another strategy ({owner}). Create it in this strategy's scope."
+            )
+
+
+def _copy_at(leaf: Any, index: int, device: jax.Device) -> Any:
+    """What an update function on copy `index` gets for an argument."""
+    if isinstance(leaf, Variable):
+        return leaf.values[index] if len(leaf.values) > index else leaf.values[0]
+    if isinstance(leaf, Mirrored):
+        local = leaf.values[index] if len(leaf.values) > index else leaf.primary
+        return place(local, device)
+    if isinstance(leaf, jax.Array) and leaf.committed:
+        return place(leaf, device)
+    return leaf

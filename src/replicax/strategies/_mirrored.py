@@ -1,0 +1,29 @@
+"""One replica on each device of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from replicax._typing import DeviceLike
+from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._strategy import Strategy
+from replicax.topology import Topology, best_devices
+from replicax.variables import MirroredPlacement
+
+
+@final
+class MirroredStrategy(Strategy):
+    """One replica a device, with a copy of every variable on each, kept equal.
+
+    Args:
+      devices: The devices; by default all of the best kind there is.
+
+    >>> import replicax as rx
+    >>> rx.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
+    2
+    """
+
+    def __init__(self, devices: Sequence[DeviceLike] | None = None) -> None:
+        topology = Topology.of(best_devices() if devices is None else devices)
+        super().__init__(StrategyExtended(self, topology=topology, placement=MirroredPlacement()))

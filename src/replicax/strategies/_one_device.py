@@ -1,0 +1,28 @@
+"""Everything on one device."""
+
+from __future__ import annotations
+
+from typing import final
+
+from replicax._typing import DeviceLike
+from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._strategy import Strategy
+from replicax.topology import Topology
+from replicax.variables import OneDevicePlacement
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """Runs on one device: to try a program before it is distributed.
+
+    >>> import replicax as rx
+    >>> strategy = rx.OneDeviceStrategy("/cpu:1")
+    >>> with strategy.scope():
+    ...     rx.Variable(1.0).device.id
+    1
+    """
+
+    def __init__(self, device: DeviceLike) -> None:
+        super().__init__(
+            StrategyExtended(self, topology=Topology.of([device]), placement=OneDevicePlacement())
+        )

@@ -1,0 +1,256 @@
+"""The strategy that users see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _context
+from replicax._enums import ReduceOp
+from replicax._typing import Nest
+from replicax.errors import InvalidArgument, InvalidType
+from replicax.strategies._combining import Axis, gather_nest, reduce_nest
+from replicax.values import DistributedValues, place, regroup, require_home
+from replicax.variables import Variable
+
+if TYPE_CHECKING:
+    from replicax._typing import StrategyLike
+    from replicax.collectives import Collectives
+    from replicax.strategies._extended import StrategyExtended
+    from replicax.topology import Topology
+    from replicax.variables import VariablePlacement
+
+
+@dataclass(frozen=True, slots=True)
+class ValueContext:
+    """For which replica `experimental_distribute_values_from_function` wants a value."""
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of `run` that the reference has for TPUs.
+
+    Shapes may differ between replicas here without asking, so both are accepted and change nothing.
+    """
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+
+
+class Strategy:
+    """Decides on which devices, and in how many replicas, a training step runs.
+
+    Made of parts: the `StrategyExtended` given to it names them. A strategy of your own is a
+    subclass that says which; see `StrategyExtended`.
+
+    >>> import numpy as np, replicax as rx
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     weight = rx.Variable(1.0)
+    >>> def replica_fn(x):
+    ...     return x * weight
+    >>> rows = np.float32([[1, 2], [3, 4]])
+    >>> batch = strategy.experimental_distribute_values_from_function(
+    ...     lambda context: rows[context.replica_id_in_sync_group])
+    >>> result = strategy.run(replica_fn, args=(batch,))
+    >>> result
+    PerReplica:{
+      0: Array([1., 2.], dtype=float32),
+      1: Array([3., 4.], dtype=float32)
+    }
+    >>> strategy.reduce("SUM", result, axis=None)
+    Array([4., 6.], dtype=float32)
+    >>> strategy.reduce("MEAN", result, axis=0)
+    Array(2.5, dtype=float32)
+    """
+
+    def __init__(self, extended: StrategyExtended) -> None:
+        self._extended = extended
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """The methods for libraries that distribute by themselves, such as optimizers."""
+        return self._extended
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """Who takes part; None for a strategy of one process."""
+        return None
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Over how many replicas gradients are combined."""
+        return self.topology.num_replicas
+
+    @property
+    def topology(self) -> Topology:
+        """Which devices form which replica."""
+        return self._extended.topology
+
+    @property
+    def placement(self) -> VariablePlacement:
+        """Which variables it makes, and where."""
+        return self._extended.placement
+
+    @property
+    def collectives(self) -> Collectives:
+        """How its replicas' values are combined."""
+        return self._extended.collectives
+
+    @property
+    def identity(self) -> StrategyLike | None:
+        """What stands for this strategy in a context."""
+        return self
+
+    def scope(self) -> Scope:
+        """Makes this strategy current, in cross-replica context: `with strategy.scope(): ...`.
+
+        Variables created inside are the strategy's own. Enter it again as often as you like, but
+        not inside another strategy's scope.
+        """
+        return Scope(self)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Nest] = (),
+        kwargs: Mapping[str, Nest] | None = None,
+        options: RunOptions | None = None,
+    ) -> Nest:
+        """Calls `fn` once on every replica and merges what they return.
+
+        Args:
+          fn: Runs in replica context; may call `rx.get_replica_context()`.
+          args: Its arguments. Of distributed values, each replica gets its component.
+          kwargs: Its keyword arguments, likewise.
+          options: Accepted for the sake of programs written for the reference.
+
+        Returns:
+          The nest that `fn` returns. Leaves that differ are `PerReplica`; an object that all
+          replicas return is that object; with one replica, leaves are as `fn` returned them.
+        """
+        if options is not None and not isinstance(options, RunOptions):
+            raise InvalidType(f"`options` of `run` has to be a RunOptions; got {options!r}.")
+        return self._extended.execute("run", fn, args, kwargs)
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: Axis) -> Nest:
+        """Combines a per-replica value, or a nest of them, into plain arrays.
+
+        Args:
+          reduce_op: SUM or MEAN.
+          value: What `run` returned.
+          axis: None combines the replicas' values element by element. A dimension, or several,
+            combines over that as well; MEAN then divides by the elements there really are.
+        """
+        op = ReduceOp.parse(reduce_op)
+        frame = _context.cross_replica(self, "reduce")
+        require_home(value, self.topology, "reduce")
+        with _context.entered(frame):
+            return reduce_nest(self, op, value, axis)
+
+    def gather(self, value: Nest, axis: int) -> Nest:
+        """Puts the replicas' values one after another along `axis`, as one plain array.
+
+        Their shapes may differ in that dimension only, and need at least one.
+        """
+        frame = _context.cross_replica(self, "gather")
+        require_home(value, self.topology, "gather")
+        with _context.entered(frame):
+            return gather_nest(self, value, axis)
+
+    def experimental_local_results(self, value: Nest) -> tuple[Any, ...]:
+        """The components of this process's replicas; of a plain value, a tuple with just it."""
+        if isinstance(value, (DistributedValues, Variable)):
+            return value.values
+        if value is None or jax.tree_util.all_leaves([value]):
+            return (value,)
+
+        def component(leaf: Any, index: int) -> Any:
+            return leaf.values[index] if isinstance(leaf, (DistributedValues, Variable)) else leaf
+
+        return tuple(
+            jax.tree.map(lambda leaf, index=index: component(leaf, index), value)
+            for index in range(len(self.topology.local_replicas))
+        )
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Nest]
+    ) -> Nest:
+        """A per-replica value made by calling `value_fn` with a `ValueContext` for each replica."""
+        if not callable(value_fn):
+            raise InvalidType(f"`value_fn` has to be a function; got {value_fn!r}.")
+        topology = self.topology
+        with _context.entered(
+            _context.cross_replica(self, "experimental_distribute_values_from_function")
+        ):
+            nests = [
+                jax.tree.map(
+                    lambda leaf, device=device: _on_device(leaf, device),
+                    value_fn(ValueContext(replica, topology.num_replicas)),
+                )
+                for replica, device in zip(
+                    topology.local_replicas, topology.local_devices, strict=True
+                )
+            ]
+        return regroup(nests, topology, always_wrap=True)
+
+    def experimental_assign_to_logical_device(
+        self, tensor: Any, logical_device_id: int
+    ) -> NoReturn:
+        """Places a tensor on one logical device of each replica."""
+        self._refuse_logical_devices("experimental_assign_to_logical_device")
+
+    def experimental_split_to_logical_devices(
+        self, tensor: Any, partition_dimensions: Sequence[int]
+    ) -> NoReturn:
+        """Divides a tensor over the logical devices of each replica."""
+        self._refuse_logical_devices("experimental_split_to_logical_devices")
+
+    def experimental_replicate_to_logical_devices(self, tensor: Any) -> NoReturn:
+        """Copies a tensor to all logical devices of each replica."""
+        self._refuse_logical_devices("experimental_replicate_to_logical_devices")
+
+    def _refuse_logical_devices(self, method: str) -> NoReturn:
+        raise InvalidArgument(
+            f"`{method}` needs replicas with several logical devices; those of {self!r} have one "
+            "device each. Leave the call out, or use a strategy with logical devices."
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_replicas_in_sync})"
+
+    def __deepcopy__(self, memo: Any) -> Strategy:
+        return self  # it stands for devices, of which there is one set
+
+
+class Scope:
+    """What `Strategy.scope` returns."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._entered: list[_context.entered] = []
+
+    def __enter__(self) -> Strategy:
+        frame = _context.cross_replica(self._strategy, "scope")
+        entered = _context.entered(replace(frame, installed=False))
+        entered.__enter__()
+        self._entered.append(entered)
+        return self._strategy
+
+    def __exit__(self, *exception: Any) -> None:
+        self._entered.pop().__exit__(*exception)
+
+
+def _on_device(leaf: Any, device: jax.Device) -> Any:
+    """Numbers become an array on the replica's device; other objects stay what they are."""
+    try:
+        return place(jnp.asarray(leaf), device)
+    except TypeError:
+        return leaf

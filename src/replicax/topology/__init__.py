@@ -1,0 +1,17 @@
+"""Which devices there are, and which of them form which replica."""
+
+from replicax.topology._devices import (
+    best_devices,
+    resolve_device,
+    resolve_devices,
+    set_logical_cpu_devices,
+)
+from replicax.topology._topology import Topology
+
+__all__ = [
+    "Topology",
+    "best_devices",
+    "resolve_device",
+    "resolve_devices",
+    "set_logical_cpu_devices",
+]

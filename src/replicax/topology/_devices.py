@@ -1,0 +1,140 @@
+"""Device names, and splitting the host CPU into several devices."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import jax
+
+from replicax._typing import DeviceLike
+from replicax.errors import DeviceError
+
+_FULL_NAME = re.compile(
+    r"""(?:/job:(?P<job>\w+))?
+        (?:/replica:(?P<replica>\d+))?
+        (?:/task:(?P<task>\d+))?
+        (?:/?device:|/)?
+        (?P<platform>[a-z]+)(?::(?P<index>\d+))?""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_FORCED_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    platform: str
+    index: int
+    task: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> _Name:
+        match = _FULL_NAME.fullmatch(text.strip())
+        if match is None:
+            raise DeviceError(
+                f"{text!r} is not a device name. Names look like 'CPU:0', '/cpu:0', "
+                "'/device:GPU:1' or '/job:worker/replica:0/task:1/device:CPU:0'."
+            )
+        task = match["task"]
+        return cls(
+            match["platform"].lower(),
+            int(match["index"] or 0),
+            None if task is None else int(task),
+        )
+
+
+def resolve_device(device: DeviceLike) -> jax.Device:
+    """The device that a name in any of the usual forms means.
+
+    >>> import replicax as rx
+    >>> from replicax.topology import resolve_device
+    >>> resolve_device("/device:CPU:1").id
+    1
+    """
+    return resolve_devices([device])[0]
+
+
+def resolve_devices(devices: Iterable[DeviceLike]) -> tuple[jax.Device, ...]:
+    """`resolve_device` for several, splitting the host CPU as far as their names ask."""
+    if isinstance(devices, (str, jax.Device)):
+        devices = [devices]
+    names = [_Name.parse(device) if isinstance(device, str) else device for device in devices]
+    cpus = [name.index + 1 for name in names if isinstance(name, _Name) and name.platform == "cpu"]
+    if cpus:
+        _split_host_cpu_if_possible(max(cpus))
+    return tuple(_find(name) if isinstance(name, _Name) else name for name in names)
+
+
+def best_devices() -> tuple[jax.Device, ...]:
+    """Every local device of the best kind there is: accelerators, else CPUs."""
+    return tuple(jax.local_devices())
+
+
+def set_logical_cpu_devices(count: int) -> None:
+    """Splits the host CPU into `count` devices; call it before JAX is first used.
+
+    Asking again for the number there already is does nothing.
+    """
+    if count < 1:
+        raise DeviceError(f"The host CPU cannot be split into {count!r} devices; give 1 or more.")
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        present = len(jax.local_devices(backend="cpu"))
+        if present != count:
+            raise DeviceError(
+                f"JAX is already running with {present} CPU device(s) and cannot be given {count} "
+                "now. Call `rx.config.set_logical_cpu_devices` before anything that uses JAX."
+            ) from None
+
+
+def _split_host_cpu_if_possible(count: int) -> None:
+    forced = _FORCED_COUNT.search(os.environ.get("XLA_FLAGS", ""))
+    asked = int(forced[1]) if forced else 1
+    if count <= max(asked, jax.config.values["jax_num_cpu_devices"]):
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        # JAX is running already. If the device does not exist, `_find` says what to do.
+        return
+
+
+def _find(name: _Name) -> jax.Device:
+    task = jax.process_index() if name.task is None else name.task
+    try:
+        candidates = jax.devices(name.platform)
+    except RuntimeError:  # no backend of this kind
+        candidates = []
+    found = [device for device in candidates if device.process_index == task]
+    if name.index < len(found):
+        return found[name.index]
+    place = f"{name.platform.upper()}:{name.index}"
+    if task != jax.process_index():
+        place += f" of task {task}"
+    advice = ""
+    if name.platform == "cpu" and task == jax.process_index():
+        advice = (
+            f" To split the host CPU, call `rx.config.set_logical_cpu_devices({name.index + 1})` "
+            "before anything that uses JAX."
+        )
+    raise DeviceError(f"There is no device {place}. The devices are: {_inventory()}.{advice}")
+
+
+def _inventory() -> str:
+    devices = list(jax.devices())
+    if jax.default_backend() != "cpu":
+        devices += jax.devices("cpu")
+    tasks = {device.process_index for device in devices}
+    names: list[str] = []
+    for task in sorted(tasks):
+        prefix = f"/task:{task}/" if len(tasks) > 1 else ""
+        counts: dict[str, int] = {}
+        for device in devices:
+            if device.process_index == task:
+                index = counts.get(device.platform, 0)
+                counts[device.platform] = index + 1
+                names.append(f"{prefix}{device.platform.upper()}:{index}")
+    return ", ".join(names)

@@ -1,0 +1,22 @@
+"""Values with one component a replica, and how the results of replicas become one value."""
+
+from replicax.values._distributed import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    describe_shapes,
+    place,
+)
+from replicax.values._regroup import Component, regroup, require_home, select
+
+__all__ = [
+    "Component",
+    "DistributedValues",
+    "Mirrored",
+    "PerReplica",
+    "describe_shapes",
+    "place",
+    "regroup",
+    "require_home",
+    "select",
+]

@@ -1,0 +1,212 @@
+"""PerReplica and Mirrored.
+
+Both are views of one global `jax.Array` over the mesh of a topology, or of a tuple of components,
+or of both: whichever a caller asks for is made from the other on demand and kept. Compiled
+programs take and give global arrays, eager replicas components; neither pays for the other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Self, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._operators import ArrayOperators
+from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
+from replicax.topology import Topology
+
+
+class DistributedValues(ABC):
+    """A value with one component for each replica of a strategy.
+
+    A leaf in every nest: `jax.tree.map` sees the whole value, not its components.
+    """
+
+    __slots__ = ("__weakref__", "_array", "_components", "_topology")
+
+    _topology: Topology | None
+    _components: tuple[Any, ...] | None
+    _array: jax.Array | None
+
+    def __init__(self, values: Sequence[Any], topology: Topology | None = None) -> None:
+        if not values:
+            raise InvalidArgument(f"{type(self).__name__} needs one component a replica; got none.")
+        if topology is not None and len(values) != len(topology.local_replicas):
+            raise InvalidArgument(
+                f"{type(self).__name__} got {len(values)} component(s) for "
+                f"{len(topology.local_replicas)} replica(s)."
+            )
+        self._topology = topology
+        self._components = tuple(values)
+        self._array = None
+
+    @property
+    def topology(self) -> Topology | None:
+        """The topology that the value was made for; None for a value made by hand."""
+        return self._topology
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of the local replicas, in the order of the replicas."""
+        if self._components is None:
+            self._components = self._take_apart()
+        return self._components
+
+    @property
+    def primary(self) -> Any:
+        """The component of the first local replica."""
+        return self.values[0]
+
+    def replaced(self, index: int, component: Any) -> Self:
+        """The same value with another component for local replica `index`."""
+        values = self.values
+        return type(self)((*values[:index], component, *values[index + 1 :]), self._topology)
+
+    @abstractmethod
+    def array(self, topology: Topology) -> jax.Array:
+        """The global array over the mesh of `topology`."""
+
+    def _take_apart(self) -> tuple[jax.Array, ...]:
+        """Components out of the global array: what each replica's device holds of it."""
+        assert self._array is not None
+        assert self._topology is not None
+        held = {shard.device: shard.data for shard in self._array.addressable_shards}
+        return tuple(held[device] for device in self._topology.local_devices)
+
+    def __repr__(self) -> str:
+        lines = ",\n".join(f"  {i}: {component!r}" for i, component in enumerate(self.values))
+        return f"{type(self).__name__}:{{\n{lines}\n}}"
+
+    def __reduce__(self) -> NoReturn:
+        raise NotPicklable(
+            f"{type(self).__name__} cannot be pickled: its components are on the devices of this "
+            "process. Pickle `[np.asarray(x) for x in value.values]`, or the result of "
+            "`strategy.gather`."
+        )
+
+
+@final
+class PerReplica(DistributedValues):
+    """A value that may differ from replica to replica.
+
+    >>> import replicax as rx
+    >>> rx.PerReplica((1, 2))
+    PerReplica:{
+      0: 1,
+      1: 2
+    }
+    """
+
+    __slots__ = ("_scalars",)
+
+    _scalars: bool
+
+    @classmethod
+    def from_array(
+        cls, array: jax.Array, topology: Topology, *, scalars: bool = False
+    ) -> PerReplica:
+        """Of an array that is split over the replicas; `scalars` if each row is one component."""
+        self = cls.__new__(cls)
+        self._topology, self._components, self._array = topology, None, array
+        self._scalars = scalars
+        return self
+
+    def map(self, function: Callable[[Any], Any]) -> PerReplica:
+        """`function` of every component."""
+        return PerReplica([function(component) for component in self.values], self._topology)
+
+    def array(self, topology: Topology) -> jax.Array:
+        """The global array over `topology`: components one after another, scalars stacked.
+
+        All components need one shape and one dtype.
+        """
+        if self._array is None:
+            components = self.values
+            if len({np.shape(c) for c in components}) > 1:
+                raise ShapeMismatch(
+                    "The replicas' values need equal shapes here; got "
+                    f"{describe_shapes(components)}."
+                )
+            self._scalars = np.ndim(components[0]) == 0
+            placed = [
+                place(jnp.reshape(c, (1,)) if self._scalars else c, device)
+                for c, device in zip(components, topology.local_devices, strict=True)
+            ]
+            rows, *rest = placed[0].shape
+            self._array = jax.make_array_from_single_device_arrays(
+                (rows * topology.num_replicas, *rest), topology.split, placed
+            )
+        return self._array
+
+    @property
+    def scalars(self) -> bool:
+        """Whether the components have rank 0."""
+        if self._components is not None:
+            return np.ndim(self._components[0]) == 0
+        return self._scalars
+
+    def _take_apart(self) -> tuple[jax.Array, ...]:
+        parts = super()._take_apart()
+        return tuple(part.reshape(()) for part in parts) if self._scalars else parts
+
+    def __jax_array__(self) -> NoReturn:
+        raise InvalidType(
+            "A PerReplica value has one component a replica and cannot be used as one array. "
+            "Combine it first with `strategy.reduce` or `strategy.gather`, take it apart with "
+            "`strategy.experimental_local_results`, or use it inside `strategy.run`."
+        )
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self.__jax_array__()
+
+
+@final
+class Mirrored(ArrayOperators, DistributedValues):
+    """A value that is the same on every replica, with a copy on each of their devices.
+
+    Usable as an array: that is the copy of the first replica.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_array(cls, array: jax.Array, topology: Topology) -> Mirrored:
+        """Of an array that is replicated over the devices of `topology`."""
+        self = cls.__new__(cls)
+        self._topology, self._components, self._array = topology, None, array
+        return self
+
+    def array(self, topology: Topology) -> jax.Array:
+        """The global array, replicated over the devices of `topology`."""
+        if self._array is None:
+            placed = [
+                place(c, device)
+                for c, device in zip(self.values, topology.local_devices, strict=True)
+            ]
+            self._array = jax.make_array_from_single_device_arrays(
+                placed[0].shape, topology.replicated, placed
+            )
+        return self._array
+
+    def numpy(self) -> np.ndarray:
+        """The value as a NumPy array."""
+        return np.asarray(self.primary)
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.primary)
+
+
+def place(value: Any, device: jax.Device) -> jax.Array:
+    """`value` as an array on `device`; the array itself when it is there already."""
+    if isinstance(value, jax.Array) and value.devices() == {device}:
+        return value
+    return jax.device_put(value, device)
+
+
+def describe_shapes(components: Sequence[Any]) -> str:
+    """For messages: "replica 0: (2, 3), replica 1: (4, 3)"."""
+    return ", ".join(f"replica {i}: {np.shape(c)}" for i, c in enumerate(components))

@@ -1,0 +1,100 @@
+"""What replicas return becomes one value; what they are given is taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from replicax._typing import Nest
+from replicax.errors import ForeignValue, StructureMismatch
+from replicax.topology import Topology
+from replicax.values._distributed import DistributedValues, Mirrored, PerReplica
+
+
+class Component:
+    """Base of what is one replica's part of a larger object, such as a copy of a variable."""
+
+    __slots__ = ()
+
+    @property
+    def container(self) -> Any:
+        raise NotImplementedError
+
+
+def regroup(
+    nests: Sequence[Nest],
+    topology: Topology,
+    *,
+    wrap: type[PerReplica] | type[Mirrored] = PerReplica,
+    always_wrap: bool = False,
+) -> Nest:
+    """Merges one nest a replica into one nest.
+
+    For each leaf: the same object everywhere stays that object; the copies of one variable become
+    that variable; anything else becomes a `wrap`. `always_wrap` makes one of every leaf, also of
+    equal ones and with one replica.
+    """
+    leaves, structure = jax.tree.flatten(nests[0])
+    columns = [leaves]
+    for replica, nest in enumerate(nests[1:], start=1):
+        others, other_structure = jax.tree.flatten(nest)
+        if other_structure != structure:
+            raise StructureMismatch(
+                "The replicas produced different structures. "
+                f"replica 0: {structure}; replica {replica}: {other_structure}. "
+                "Return the same nest from every replica."
+            )
+        columns.append(others)
+    rows = list(zip(*columns, strict=True))
+    if always_wrap:
+        return jax.tree.unflatten(structure, [wrap(row, topology) for row in rows])
+    return jax.tree.unflatten(structure, [_merge_leaf(row, topology, wrap) for row in rows])
+
+
+def _merge_leaf(
+    row: Sequence[Any], topology: Topology, wrap: type[PerReplica] | type[Mirrored]
+) -> Any:
+    first = row[0]
+    if isinstance(first, Component):
+        container = first.container
+        if all(isinstance(other, Component) and other.container is container for other in row):
+            return container
+    if all(other is first for other in row):
+        return first
+    return wrap(row, topology)
+
+
+def select(nest: Nest, index: int, topology: Topology) -> Nest:
+    """The components that local replica `index` gets of the distributed values in `nest`.
+
+    Plain arrays are brought to the replica's device, for JAX does not mix devices by itself.
+    """
+    device = topology.local_devices[index]
+    return jax.tree.map(lambda leaf: _select_leaf(leaf, index, device), nest)
+
+
+def _select_leaf(leaf: Any, index: int, device: jax.Device) -> Any:
+    if isinstance(leaf, DistributedValues):
+        return leaf.values[index]
+    if isinstance(leaf, jax.Array) and leaf.committed and leaf.devices() != {device}:
+        return jax.device_put(leaf, device)
+    return leaf
+
+
+def require_home(nest: Nest, topology: Topology, method: str) -> None:
+    """Refuses distributed values of another strategy."""
+    for leaf in jax.tree.leaves(nest):
+        if not isinstance(leaf, DistributedValues):
+            continue
+        home = leaf.topology
+        if (home is not None and home is not topology and home != topology) or (
+            home is None and len(leaf.values) != len(topology.local_replicas)
+        ):
+            raise ForeignValue(
+                f"`{method}` got a {type(leaf).__name__} with {len(leaf.values)} component(s) that "
+                f"belongs to another strategy; this one runs on {topology}. Take it apart with "
+                "that strategy's `experimental_local_results`, and distribute it again with "
+                "`experimental_distribute_values_from_function`."
+            )

@@ -1,0 +1,34 @@
+"""State that a strategy places, keeps in sync and aggregates."""
+
+from replicax.variables._aggregating import AggregatingVariable
+from replicax.variables._copy import VariableCopy
+from replicax.variables._gradients import grad, value_and_grad
+from replicax.variables._mirrored import MirroredVariable
+from replicax.variables._placement import (
+    MirroredPlacement,
+    OneDevicePlacement,
+    ParameterDevicePlacement,
+    VariablePlacement,
+)
+from replicax.variables._plain import PlainVariable
+from replicax.variables._state import Overlay, Transaction
+from replicax.variables._sync_on_read import SyncOnReadVariable
+from replicax.variables._variable import Variable, VariableRequest
+
+__all__ = [
+    "AggregatingVariable",
+    "MirroredPlacement",
+    "MirroredVariable",
+    "OneDevicePlacement",
+    "Overlay",
+    "ParameterDevicePlacement",
+    "PlainVariable",
+    "SyncOnReadVariable",
+    "Transaction",
+    "Variable",
+    "VariableCopy",
+    "VariablePlacement",
+    "VariableRequest",
+    "grad",
+    "value_and_grad",
+]

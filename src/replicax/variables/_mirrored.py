@@ -1,0 +1,91 @@
+"""A variable with an equal copy on every replica's device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+
+from replicax._context import Frame
+from replicax.errors import ContextError
+from replicax.values import Mirrored, place
+from replicax.variables._copy import VariableWithCopies
+from replicax.variables._on_write import SyncOnWriteVariable
+from replicax.variables._variable import Combine, VariableRequest
+
+if TYPE_CHECKING:
+    from replicax._typing import StrategyLike
+
+
+@final
+class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
+    """Copies that are written together and are always equal."""
+
+    _state: Mirrored
+
+    @classmethod
+    def create(cls, request: VariableRequest, strategy: StrategyLike) -> MirroredVariable:
+        array = request.initial_array()
+        topology = strategy.topology
+        state = Mirrored.from_array(topology.replicate(array), topology)
+        return cls._build(request, strategy, state, array)
+
+    @property
+    def device(self) -> jax.Device:
+        return next(iter(self.value.devices()))
+
+    def read_copy(self, index: int) -> jax.Array:
+        return self._state.values[index]
+
+    def write_copy(self, frame: Frame, index: int, combine: Combine, value: Any) -> None:
+        if not self._in_update(frame) or frame.copy != index:
+            raise ContextError(
+                f"One copy of the mirrored variable {self.name!r} was written, which would make "
+                f"its copies differ. Current context: {frame}. Assign to the variable itself, or "
+                "use `strategy.extended.update(variable, fn)`."
+            )
+        device = self._home.topology.local_devices[index]
+        new = combine(self.read_copy(index), place(value, device))
+        self.set_state(self._state.replaced(index, new))
+
+    def _read(self, frame: Frame) -> jax.Array:
+        if self._in_replica(frame):
+            assert frame.replica is not None
+            return self.read_copy(frame.replica.local_index)
+        if self._in_update(frame):
+            assert frame.copy is not None
+            return self.read_copy(frame.copy)
+        if frame.replica is not None:  # a replica of another strategy
+            return place(self.read_copy(0), frame.replica.devices[0])
+        return self.read_copy(0)
+
+    def _write_agreed(self, frame: Frame, combine: Combine, value: Any) -> None:
+        if self._in_update(frame):
+            assert frame.copy is not None
+            value = value.values[frame.copy] if isinstance(value, Mirrored) else value
+            self.write_copy(frame, frame.copy, combine, value)
+        else:
+            self.store_cross_replica_array(
+                combine(self.cross_replica_array(), self._everywhere(value))
+            )
+
+    def _settle(self, frame: Frame, value: jax.Array) -> None:
+        if self._in_replica(frame):
+            assert frame.replica is not None
+            self.set_state(self._state.replaced(frame.replica.local_index, value))
+        else:
+            self.store_cross_replica_array(self._everywhere(value))
+
+    def cross_replica_array(self) -> jax.Array:
+        return self._state.array(self._home.topology)
+
+    def store_cross_replica_array(self, array: jax.Array) -> None:
+        self.set_state(Mirrored.from_array(array, self._home.topology))
+
+    def _everywhere(self, value: Any) -> jax.Array:
+        topology = self._home.topology
+        if isinstance(value, Mirrored):
+            if value.topology == topology:
+                return value.array(topology)
+            value = value.primary
+        return topology.replicate(value)

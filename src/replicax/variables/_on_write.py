@@ -1,0 +1,65 @@
+"""The rule of variables whose copies are always equal: combine first, then write everywhere."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax import _context
+from replicax._context import Frame, Kind
+from replicax._enums import VariableAggregation
+from replicax.errors import AggregationRequired, ContextError
+from replicax.values import PerReplica
+from replicax.variables._variable import Combine, Variable
+
+if TYPE_CHECKING:
+    from replicax._typing import StrategyLike
+
+
+class SyncOnWriteVariable(Variable):
+    """Replicas agree on the value before it is written; other contexts write it as it is."""
+
+    @abstractmethod
+    def _write_agreed(self, frame: Frame, combine: Combine, value: Any) -> None:
+        """Writes in cross-replica or update context."""
+
+    def _write(self, frame: Frame, combine: Combine, value: Any) -> None:
+        if not self._in_replica(frame):
+            self._require_no_foreign_replica(frame)
+            self._write_agreed(frame, combine, value)
+            return
+        self._require_aggregation(frame)
+
+        def merged(strategy: StrategyLike, values: PerReplica) -> None:
+            combined = strategy.collectives.aggregate(self.aggregation, values)
+            self._write_agreed(_context.current(), combine, combined)
+
+        assert frame.replica is not None
+        label = f"assignment to variable {self.name!r}"
+        frame.replica.merge(label, merged, (value,), {}, always_wrap=True)
+
+    def _agreed(self, frame: Frame, value: jax.Array) -> jax.Array:
+        if not self._in_replica(frame):
+            self._require_no_foreign_replica(frame)
+            return value
+        self._require_aggregation(frame)
+        assert frame.replica is not None
+        return frame.replica.aggregate(self.aggregation, value)
+
+    def _require_aggregation(self, frame: Frame) -> None:
+        if self.aggregation is VariableAggregation.NONE:
+            raise AggregationRequired(
+                f"Variable {self.name!r} was assigned to by a replica, but has no `aggregation` to "
+                f"combine the replicas' values. Current context: {frame}. Create it with "
+                "`aggregation=rx.VariableAggregation.MEAN` (or SUM, ONLY_FIRST_REPLICA), or assign "
+                "from `merge_call` or outside `run`."
+            )
+
+    def _require_no_foreign_replica(self, frame: Frame) -> None:
+        if frame.kind is Kind.REPLICA and frame.strategy is not None:
+            raise ContextError(
+                f"Variable {self.name!r} belongs to {self._strategy!r} and cannot be written here. "
+                f"Current context: {frame}. Write it outside `run`."
+            )

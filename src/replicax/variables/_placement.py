@@ -1,0 +1,97 @@
+"""Which kind of variable a strategy makes, and where: one of the parts of a strategy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax.errors import InvalidArgument
+from replicax.topology import Topology
+from replicax.variables._aggregating import AggregatingVariable
+from replicax.variables._mirrored import MirroredVariable
+from replicax.variables._plain import PlainVariable
+from replicax.variables._sync_on_read import SyncOnReadVariable
+from replicax.variables._variable import Variable, VariableRequest
+
+if TYPE_CHECKING:
+    from replicax._typing import StrategyLike
+
+
+class VariablePlacement(ABC):
+    """Makes the variables of a strategy."""
+
+    @abstractmethod
+    def create(
+        self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
+    ) -> Variable:
+        """Makes a variable; on the devices of `colocate_with`, where that is a choice."""
+
+    @abstractmethod
+    def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
+        """The local devices that hold variables."""
+
+
+@final
+class MirroredPlacement(VariablePlacement):
+    """A copy on every replica's device. All variables are on all devices, so all are colocated."""
+
+    def create(
+        self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
+    ) -> Variable:
+        if request.synchronization is VariableSynchronization.ON_READ:
+            return _checked(SyncOnReadVariable.create(request, strategy))
+        return _checked(MirroredVariable.create(request, strategy))
+
+    def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
+        return topology.local_devices
+
+
+@final
+class ParameterDevicePlacement(VariablePlacement):
+    """One copy on one device that all replicas share; ON_READ variables are with the replicas."""
+
+    def __init__(self, device: jax.Device) -> None:
+        self._device = device
+
+    def create(
+        self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
+    ) -> Variable:
+        if request.synchronization is VariableSynchronization.ON_READ:
+            return _checked(SyncOnReadVariable.create(request, strategy))
+        return _checked(AggregatingVariable.create(request, strategy, self._device))
+
+    def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
+        return (self._device,)
+
+
+@final
+class OneDevicePlacement(VariablePlacement):
+    """Plain variables on the only device there is: nothing to keep in sync."""
+
+    def create(
+        self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
+    ) -> Variable:
+        return PlainVariable.create(request, strategy, strategy.topology.local_devices[0])
+
+    def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
+        return topology.local_devices
+
+
+def _checked(variable: Variable) -> Variable:
+    if variable.synchronization is VariableSynchronization.NONE:
+        raise InvalidArgument(
+            f"Variable {variable.name!r} asks for `synchronization=NONE`, but this strategy keeps "
+            "variables in sync. Use AUTO, ON_WRITE or ON_READ."
+        )
+    if variable.aggregation is VariableAggregation.MEAN and not jnp.issubdtype(
+        variable.dtype, jnp.inexact
+    ):
+        raise InvalidArgument(
+            f"Variable {variable.name!r} has dtype {variable.dtype} and `aggregation=MEAN`, but a "
+            "mean of whole numbers is fractional. Use SUM or ONLY_FIRST_REPLICA, or a float dtype."
+        )
+    return variable

@@ -1,0 +1,59 @@
+"""What a running function sees and leaves behind of the variables: both are parts of a frame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    import jax
+
+    from replicax.variables._variable import Variable
+
+
+@final
+class Overlay:
+    """Values that variables have for one function call only, such as a differentiated one.
+
+    Reads find them first, writes stay here until the function has returned: inside, values may be
+    tracers, which must not end up in a variable.
+    """
+
+    __slots__ = ("_outer", "_values", "_written")
+
+    def __init__(self, values: dict[Variable, jax.Array], outer: Overlay | None) -> None:
+        self._values = values
+        self._outer = outer
+        self._written: dict[Variable, None] = {}  # a set that keeps the order
+
+    def find(self, variable: Variable) -> jax.Array | None:
+        found = self._values.get(variable)
+        if found is None and self._outer is not None:
+            return self._outer.find(variable)
+        return found
+
+    def write(self, variable: Variable, value: jax.Array) -> None:
+        self._values[variable] = value
+        self._written[variable] = None
+
+    def written(self) -> dict[Variable, jax.Array]:
+        return {variable: self._values[variable] for variable in self._written}
+
+
+@final
+class Transaction:
+    """Remembers what variables were before their first write, to put it back on failure.
+
+    States are immutable, so remembering one is keeping a reference.
+    """
+
+    __slots__ = ("_before",)
+
+    def __init__(self) -> None:
+        self._before: dict[Variable, Any] = {}
+
+    def remember(self, variable: Variable, state: Any) -> None:
+        self._before.setdefault(variable, state)
+
+    def roll_back(self) -> None:
+        for variable, state in self._before.items():
+            variable.restore_state(state)

@@ -1,0 +1,368 @@
+"""The variable that users see: creation, metadata, reads, writes; kinds of variables fill it in."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from replicax import _context
+from replicax._context import Frame, Kind
+from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax._operators import ArrayOperators
+from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
+from replicax.values import DistributedValues, Mirrored
+
+if TYPE_CHECKING:
+    from replicax._typing import ArrayLike, StrategyLike
+
+Combine = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class VariableRequest:
+    """What the user asked for; a placement makes a variable of it."""
+
+    initial_value: Any
+    trainable: bool
+    name: str
+    dtype: Any
+    synchronization: VariableSynchronization
+    aggregation: VariableAggregation
+
+    def initial_array(self) -> jax.Array:
+        """The initial value; calls it if it is a callable."""
+        value = self.initial_value() if callable(self.initial_value) else self.initial_value
+        array = jnp.asarray(value, dtype=self.dtype)
+        if isinstance(array, Tracer):
+            raise InvalidType(
+                f"The initial value of variable {self.name!r} is a tracer of a JAX transformation, "
+                "and would not outlive it. Create the variable outside `jax.jit` or `jax.grad`."
+            )
+        return array
+
+
+class Variable(ArrayOperators):
+    """State that lives on the devices of the current strategy.
+
+    In a strategy's scope this makes the strategy's kind of variable, such as a
+    `MirroredVariable`; outside, a plain one on one device.
+
+    Args:
+      initial_value: An array, anything that can be made one, or a callable that returns it.
+      trainable: Whether optimizers should train it; by default yes, but for ON_READ variables.
+      name: A name for messages and checkpoints.
+      dtype: The type of the elements; by default that of `initial_value`.
+      synchronization: When copies are brought together. AUTO means ON_WRITE.
+      aggregation: How the values that several replicas write, or have, are combined.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     weight = rx.Variable([1.0, 2.0], name="weight")
+    >>> weight.assign_add([1.0, 1.0])
+    MirroredVariable:{
+      0: <rx.Variable 'weight' shape=(2,) dtype=float32, value=[2. 3.]>,
+      1: <rx.Variable 'weight/replica_1' shape=(2,) dtype=float32, value=[2. 3.]>
+    }
+    >>> float(weight @ weight)
+    13.0
+    """
+
+    _strategy: StrategyLike | None
+    _request: VariableRequest
+    _state: Any
+    _shape: tuple[int, ...]
+    _dtype: np.dtype
+
+    def __new__(
+        cls,
+        initial_value: ArrayLike | Callable[[], ArrayLike] | Any,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+    ) -> Variable:
+        synchronization = VariableSynchronization.parse(synchronization)
+        on_read = synchronization is VariableSynchronization.ON_READ
+        if on_read and trainable:
+            raise InvalidArgument(
+                f"Variable {name or 'Variable'!r} is ON_READ and `trainable=True`. The copies of "
+                "an ON_READ variable drift apart; train an ON_WRITE variable instead."
+            )
+        request = VariableRequest(
+            initial_value,
+            not on_read if trainable is None else bool(trainable),
+            "Variable" if name is None else name,
+            dtype,
+            synchronization,
+            VariableAggregation.parse(aggregation),
+        )
+        return create_variable(request)
+
+    @classmethod
+    def _build(
+        cls, request: VariableRequest, strategy: StrategyLike | None, state: Any, like: jax.Array
+    ) -> Self:
+        """Makes an instance; `like` has the shape and dtype that the user sees."""
+        self = object.__new__(cls)
+        self._strategy, self._request, self._state = strategy, request, state
+        self._shape, self._dtype = like.shape, like.dtype
+        return self
+
+    # What a kind of variable decides. The class is no `ABC`, or type checkers would refuse
+    # `rx.Variable(...)`; kinds are final classes, and the tests make one of each.
+
+    @property
+    @abstractmethod
+    def values(self) -> tuple[Variable, ...]:
+        """The copies, one for each local replica (or the one there is)."""
+
+    @property
+    @abstractmethod
+    def device(self) -> jax.Device:
+        """Where the copy is that a read would give here."""
+
+    @abstractmethod
+    def _read(self, frame: Frame) -> jax.Array:
+        """The value as seen from `frame`."""
+
+    @abstractmethod
+    def _write(self, frame: Frame, combine: Combine, value: Any) -> None:
+        """Makes the value `combine(old, value)`, by the rules of `frame`."""
+
+    @abstractmethod
+    def _agreed(self, frame: Frame, value: jax.Array) -> jax.Array:
+        """What this replica's `value` becomes once all replicas' values are taken into account."""
+
+    @abstractmethod
+    def _settle(self, frame: Frame, value: jax.Array) -> None:
+        """Stores a value that all replicas have agreed on."""
+
+    @abstractmethod
+    def cross_replica_array(self) -> jax.Array:
+        """All copies as one array, for computations that change every copy alike."""
+
+    @abstractmethod
+    def store_cross_replica_array(self, array: jax.Array) -> None:
+        """Takes the result of such a computation."""
+
+    # What users call.
+
+    @property
+    def value(self) -> jax.Array:
+        """The replica's own value in replica context, else the primary copy or the aggregate."""
+        frame = _context.current()
+        if frame.overlay is not None and (found := frame.overlay.find(self)) is not None:
+            return found
+        return self._read(frame)
+
+    def read_value(self) -> jax.Array:
+        """The same as `value`."""
+        return self.value
+
+    def numpy(self) -> np.ndarray:
+        """The value as a NumPy array."""
+        return np.asarray(self.value)
+
+    def assign(self, value: ArrayLike | Any) -> Variable:
+        """Sets the value."""
+        return self._assign(_replace, value)
+
+    def assign_add(self, value: ArrayLike | Any) -> Variable:
+        """Adds to the value."""
+        return self._assign(_add, value)
+
+    def assign_sub(self, value: ArrayLike | Any) -> Variable:
+        """Subtracts from the value."""
+        return self._assign(_subtract, value)
+
+    def _assign(self, combine: Combine, value: Any) -> Variable:
+        value = self._admit(value)
+        frame = _context.current()
+        if frame.overlay is None:
+            if isinstance(value, Tracer):
+                raise InvalidType(
+                    f"Variable {self.name!r} was assigned a tracer of a JAX transformation, which "
+                    "would not outlive it. Differentiate with `rx.value_and_grad` instead of "
+                    "`jax.grad`, or return the value from the transformed function and assign it "
+                    "outside."
+                )
+            self._write(frame, combine, value)
+        else:
+            # The old value first: once the replicas have met, another one may have settled.
+            old = self.value
+            frame.overlay.write(self, combine(old, self._agreed(frame, value)))
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self._shape)
+
+    @property
+    def name(self) -> str:
+        return self._request.name
+
+    @property
+    def trainable(self) -> bool:
+        return self._request.trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        return self._request.synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        return self._request.aggregation
+
+    @property
+    def strategy(self) -> StrategyLike | None:
+        """The strategy in whose scope it was created; None for a plain variable."""
+        return self._strategy
+
+    # For the rest of the library.
+
+    def set_state(self, state: Any) -> None:
+        transaction = _context.current().transaction
+        if transaction is not None:
+            transaction.remember(self, self._state)
+        self._state = state
+
+    def restore_state(self, state: Any) -> None:
+        self._state = state
+
+    def settle(self, value: jax.Array) -> None:
+        """Stores what a function with an overlay has left for this variable."""
+        frame = _context.current()
+        if frame.overlay is None:
+            self._settle(frame, value)
+        else:
+            frame.overlay.write(self, value)
+
+    @property
+    def _home(self) -> StrategyLike:
+        """The strategy, for kinds that always have one."""
+        assert self._strategy is not None
+        return self._strategy
+
+    def _at_home(self, frame: Frame) -> bool:
+        """Whether `frame` belongs to this variable's strategy; elsewhere it acts cross-replica."""
+        return self._strategy is not None and frame.strategy is self._strategy
+
+    def _in_replica(self, frame: Frame) -> bool:
+        return frame.kind is Kind.REPLICA and self._at_home(frame)
+
+    def _in_update(self, frame: Frame) -> bool:
+        return frame.kind is Kind.UPDATE and self._at_home(frame)
+
+    def _admit(self, value: Any) -> Any:
+        """Checks a value to be written; returns an array, or a Mirrored value as it is."""
+        if isinstance(value, Variable):
+            value = value.value
+        if isinstance(value, DistributedValues) and not isinstance(value, Mirrored):
+            raise InvalidType(
+                f"Variable {self.name!r} cannot be assigned a PerReplica value. Combine it first "
+                "with `strategy.reduce`, or assign in the function given to `run`."
+            )
+        array = value.primary if isinstance(value, Mirrored) else value
+        source = np.asarray(array) if not isinstance(array, jax.Array) else array
+        if not _fits(source, self._dtype):
+            raise InvalidType(
+                f"Variable {self.name!r} has dtype {self._dtype} and was assigned a value of dtype "
+                f"{source.dtype}. Convert it first, e.g. with `.astype({str(self._dtype)!r})`."
+            )
+        if source.shape != self._shape:
+            raise ShapeMismatch(
+                f"Variable {self.name!r} has shape {self._shape} and was assigned a value of shape "
+                f"{source.shape}."
+            )
+        if isinstance(value, Mirrored):
+            return value
+        return jnp.asarray(array, dtype=self._dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+    def __repr__(self) -> str:
+        lines = ",\n".join(f"  {i}: {copy!r}" for i, copy in enumerate(self.values))
+        return f"{type(self).__name__}:{{\n{lines}\n}}"
+
+    def __reduce__(self) -> NoReturn:
+        raise NotPicklable(
+            f"Variable {self.name!r} cannot be pickled: it is on the devices of this process. "
+            "Pickle `variable.numpy()` and assign it to a new variable."
+        )
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce__()
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__reduce__()
+
+
+def create_variable(request: VariableRequest) -> Variable:
+    """Asks the current strategy; in replica context, all replicas make it together."""
+    from replicax.variables._plain import PlainVariable  # a kind of Variable: it imports this file
+
+    frame = _context.current()
+    if frame.overlay is not None:
+        raise InvalidArgument(
+            f"Variable {request.name!r} was created inside a function that is being "
+            "differentiated. Create it before `rx.value_and_grad`."
+        )
+    strategy = frame.strategy
+    if strategy is None:
+        return PlainVariable.create(request, None, None)
+    if frame.replica is None:
+        return strategy.placement.create(request, strategy, frame.colocate_with)
+
+    def merged(strategy: StrategyLike, requests: Any) -> Variable:
+        return strategy.placement.create(requests.primary, strategy, frame.colocate_with)
+
+    label = f"Variable(name={request.name!r})"
+    return frame.replica.merge(label, merged, (request,), {}, always_wrap=True)
+
+
+def _replace(old: Any, new: Any) -> Any:
+    return new
+
+
+def _add(old: Any, new: Any) -> Any:
+    return old + new
+
+
+def _subtract(old: Any, new: Any) -> Any:
+    return old - new
+
+
+_KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+
+def _fits(source: Any, target: Any) -> bool:
+    """Arrays of JAX keep their dtype; NumPy and Python numbers may become a wider kind."""
+    if isinstance(source, jax.Array) and not source.weak_type:
+        return source.dtype == target
+    return 0 <= _kind(source.dtype) <= _kind(target)
+
+
+def _kind(dtype: Any) -> int:
+    """From bool to complex; -1 for what is no number."""
+    for rank, kind in enumerate(_KINDS):
+        if jnp.issubdtype(dtype, kind):
+            return rank
+    return -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -17,9 +18,11 @@ rx.config.set_logical_cpu_devices(8)
 
 def _children() -> set[str]:
     """The ids of this process's child processes, where the system tells."""
-    tasks = Path("/proc/self/task")
-    files = tasks.glob("*/children") if tasks.exists() else []
-    return {child for file in files for child in file.read_text().split()}
+    found: set[str] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError):  # that thread has just ended
+            found |= set(file.read_text().split())
+    return found
 
 
 @pytest.fixture(autouse=True)

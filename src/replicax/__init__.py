@@ -54,3 +54,8 @@ __all__ = [
     "parts",
     "value_and_grad",
 ]
+
+# One public path a name: tracebacks, `repr` and documentation say `replicax.Variable`.
+for _thing in [globals()[name] for name in __all__]:
+    if getattr(_thing, "__module__", "").startswith("replicax."):
+        _thing.__module__ = "replicax"

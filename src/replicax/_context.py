@@ -90,7 +90,7 @@ def cross_replica(strategy: StrategyLike, method: str) -> Frame:
     """The frame in which a cross-replica method of `strategy` runs; refuses other contexts."""
     frame = current()
     if frame.strategy is strategy.identity and frame.kind is Kind.CROSS_REPLICA:
-        return frame
+        return replace(frame, installed=False) if frame.installed else frame
     if frame.kind is not Kind.REPLICA or frame.strategy is not None:
         if frame.strategy is not strategy.identity:
             raise ContextError(

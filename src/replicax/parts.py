@@ -3,19 +3,27 @@
 from replicax.execution import EagerExecutor, Executor
 from replicax.topology import Topology
 from replicax.variables import (
+    AggregatingVariable,
     MirroredPlacement,
+    MirroredVariable,
     OneDevicePlacement,
     ParameterDevicePlacement,
+    PlainVariable,
+    SyncOnReadVariable,
     VariablePlacement,
     VariableRequest,
 )
 
 __all__ = [
+    "AggregatingVariable",
     "EagerExecutor",
     "Executor",
     "MirroredPlacement",
+    "MirroredVariable",
     "OneDevicePlacement",
     "ParameterDevicePlacement",
+    "PlainVariable",
+    "SyncOnReadVariable",
     "Topology",
     "VariablePlacement",
     "VariableRequest",

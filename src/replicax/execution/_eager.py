@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import jax
 from jax.core import Tracer
 
-from replicax import _context
+from replicax import _context, _nest
 from replicax._context import Frame, Kind
 from replicax._jax_compat import thread_configuration
 from replicax._typing import Nest
@@ -284,7 +284,7 @@ class _Round(Merger):
 
 
 def _refuse_tracers(label: str, args: Sequence[Nest], kwargs: Mapping[str, Nest]) -> None:
-    for leaf in jax.tree.leaves((args, kwargs)):
+    for leaf in _nest.leaves((args, kwargs)):
         if isinstance(leaf, Tracer):
             raise MeetingInTrace(
                 f"`{label}` was called inside a JAX transformation (such as `jax.jit`, `jax.vmap` "

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import _nest
 from replicax._enums import ReduceOp, VariableSynchronization
 from replicax._typing import Nest
 from replicax.collectives import CommunicationOptions, require_numeric
@@ -24,7 +25,7 @@ Axis = int | Sequence[int] | None
 
 def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) -> Nest:
     """One array for each leaf, on the first local device."""
-    leaves, structure = jax.tree.flatten(nest)
+    leaves, structure = _nest.flatten(nest)
     values = [as_per_replica(strategy, leaf) for leaf in leaves]
     for leaf, value in zip(leaves, values, strict=True):
         require_numeric(leaf if value is None else value, f"reduce {op.value}")
@@ -63,7 +64,7 @@ def gather_nest(strategy: StrategyLike, nest: Nest, axis: int) -> Nest:
             )
         return strategy.collectives.gather(value, axis, CommunicationOptions()).primary
 
-    return jax.tree.map(gather, nest)
+    return _nest.transform(gather, nest)
 
 
 def as_per_replica(

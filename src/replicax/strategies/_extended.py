@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax import _context
+from replicax import _context, _nest
 from replicax._context import Frame, Kind
 from replicax._enums import ReduceOp
 from replicax._typing import DeviceLike, Nest
@@ -335,7 +335,7 @@ class StrategyExtended:
         if not callable(fn):
             raise InvalidType(f"`{method}` needs a function; got {fn!r}.")
         arguments = (tuple(args), dict(kwargs or {}))
-        for leaf in jax.tree.leaves(arguments):
+        for leaf in _nest.leaves(arguments):
             if isinstance(leaf, PerReplica):
                 raise InvalidArgument(
                     f"`{method}` got a PerReplica argument, which has no single value for a "
@@ -349,7 +349,7 @@ class StrategyExtended:
             for index, device in enumerate(devices):
                 here = replace(frame, kind=Kind.UPDATE, copy=index, transaction=transaction)
                 with _context.entered(here), jax.default_device(device):
-                    here_args, here_kwargs = jax.tree.map(
+                    here_args, here_kwargs = _nest.transform(
                         lambda leaf, index=index, device=device: _copy_at(leaf, index, device),
                         arguments,
                     )
@@ -359,7 +359,7 @@ class StrategyExtended:
                 transaction.roll_back()
             raise
         if not group:
-            return jax.tree.map(lambda *leaves: list(leaves), *results)
+            return _nest.transform(lambda *leaves: list(leaves), *results)
         topology = self._topology if len(results) > 1 else Topology.of(devices)
         return regroup(results, topology, wrap=Mirrored)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 
-from replicax import _context
+from replicax import _context, _nest
 from replicax._enums import ReduceOp
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType
@@ -169,14 +169,14 @@ class Strategy:
         """The components of this process's replicas; of a plain value, a tuple with just it."""
         if isinstance(value, (DistributedValues, Variable)):
             return value.values
-        if value is None or jax.tree_util.all_leaves([value]):
+        if value is None or _nest.is_leaf(value):
             return (value,)
 
         def component(leaf: Any, index: int) -> Any:
             return leaf.values[index] if isinstance(leaf, (DistributedValues, Variable)) else leaf
 
         return tuple(
-            jax.tree.map(lambda leaf, index=index: component(leaf, index), value)
+            _nest.transform(lambda leaf, index=index: component(leaf, index), value)
             for index in range(len(self.topology.local_replicas))
         )
 
@@ -238,8 +238,7 @@ class Scope:
         self._entered: list[_context.entered] = []
 
     def __enter__(self) -> Strategy:
-        frame = _context.cross_replica(self._strategy, "scope")
-        entered = _context.entered(replace(frame, installed=False))
+        entered = _context.entered(_context.cross_replica(self._strategy, "scope"))
         entered.__enter__()
         self._entered.append(entered)
         return self._strategy
@@ -250,6 +249,8 @@ class Scope:
 
 def _on_device(leaf: Any, device: jax.Device) -> Any:
     """Numbers become an array on the replica's device; other objects stay what they are."""
+    if isinstance(leaf, (str, bytes)):  # which `jnp.asarray` would take for the name of a dtype
+        return leaf
     try:
         return place(jnp.asarray(leaf), device)
     except TypeError:

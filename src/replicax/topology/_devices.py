@@ -13,9 +13,9 @@ from replicax._typing import DeviceLike
 from replicax.errors import DeviceError
 
 _FULL_NAME = re.compile(
-    r"""(?:/job:(?P<job>\w+))?
-        (?:/replica:(?P<replica>\d+))?
-        (?:/task:(?P<task>\d+))?
+    r"""(?:/job:\w+(?=/))?
+        (?:/replica:\d+(?=/))?
+        (?:/task:(?P<task>\d+)(?=/))?
         (?:/?device:|/)?
         (?P<platform>[a-z]+)(?::(?P<index>\d+))?""",
     re.VERBOSE | re.IGNORECASE,

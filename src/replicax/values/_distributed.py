@@ -153,7 +153,8 @@ class PerReplica(DistributedValues):
         parts = super()._take_apart()
         return tuple(part.reshape(()) for part in parts) if self._scalars else parts
 
-    def __jax_array__(self) -> NoReturn:
+    @property
+    def __jax_array__(self) -> NoReturn:  # a property: JAX looks at it before it calls it
         raise InvalidType(
             "A PerReplica value has one component a replica and cannot be used as one array. "
             "Combine it first with `strategy.reduce` or `strategy.gather`, take it apart with "
@@ -161,7 +162,7 @@ class PerReplica(DistributedValues):
         )
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self.__jax_array__()
+        self.__jax_array__  # noqa: B018  raises
 
 
 @final

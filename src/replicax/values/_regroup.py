@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from replicax import _nest
 from replicax._typing import Nest
 from replicax.errors import ForeignValue, StructureMismatch
 from replicax.topology import Topology
@@ -36,10 +37,10 @@ def regroup(
     that variable; anything else becomes a `wrap`. `always_wrap` makes one of every leaf, also of
     equal ones and with one replica.
     """
-    leaves, structure = jax.tree.flatten(nests[0])
+    leaves, structure = _nest.flatten(nests[0])
     columns = [leaves]
     for replica, nest in enumerate(nests[1:], start=1):
-        others, other_structure = jax.tree.flatten(nest)
+        others, other_structure = _nest.flatten(nest)
         if other_structure != structure:
             raise StructureMismatch(
                 "The replicas produced different structures. "
@@ -72,7 +73,7 @@ def select(nest: Nest, index: int, topology: Topology) -> Nest:
     Plain arrays are brought to the replica's device, for JAX does not mix devices by itself.
     """
     device = topology.local_devices[index]
-    return jax.tree.map(lambda leaf: _select_leaf(leaf, index, device), nest)
+    return _nest.transform(lambda leaf: _select_leaf(leaf, index, device), nest)
 
 
 def _select_leaf(leaf: Any, index: int, device: jax.Device) -> Any:
@@ -85,7 +86,7 @@ def _select_leaf(leaf: Any, index: int, device: jax.Device) -> Any:
 
 def require_home(nest: Nest, topology: Topology, method: str) -> None:
     """Refuses distributed values of another strategy."""
-    for leaf in jax.tree.leaves(nest):
+    for leaf in _nest.leaves(nest):
         if not isinstance(leaf, DistributedValues):
             continue
         home = leaf.topology

@@ -1,15 +1,15 @@
 """Values and gradients of functions in eager code, by programs that are kept between calls.
 
 JAX differentiates op by op in 8 to 18 ms for a network of three layers, and compiled in 0.2 ms.
-So the function is called, as ordinary Python, to see what it computes (2 ms); when it has computed
-the same thing before, with other numbers, the program compiled then does the work. What is seen
-for the first time is differentiated op by op: a shape that comes once is not worth compiling.
+So the function is called, as ordinary Python, to see what it computes (2 ms), and a program that
+was compiled when it first computed this, with other numbers, does the work. A function that
+computes something new again and again is differentiated op by op.
 """
 
 from __future__ import annotations
 
-import functools
-from collections import OrderedDict
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -19,6 +19,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from replicax import _nest
 from replicax._jax_compat import derivative_rules
 from replicax._typing import Nest
 from replicax.errors import MeetingInTrace
@@ -33,8 +34,11 @@ _NEEDS_NUMBERS = (
     MeetingInTrace,
 )
 _need_numbers: WeakSet[Any] = WeakSet()  # the code of functions that have raised one of these
-_programs: OrderedDict[Hashable, Any] = OrderedDict()
-_MOST_PROGRAMS = 256
+_programs: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
+_MOST_PROGRAMS = 1024
+_programs_made: Counter[Hashable] = Counter()  # by function and device
+_MOST_PROGRAMS_MADE = 16
+_lock = threading.Lock()
 
 
 def value_and_gradients(
@@ -52,7 +56,7 @@ def value_and_gradients(
     except _NEEDS_NUMBERS:
         _need_numbers.add(code)
         return jax.value_and_grad(function, has_aux=True)(inputs)
-    (value, *rest), gradients = _program(jaxpr, inputs)(jaxpr.consts, inputs)
+    (value, *rest), gradients = _program(jaxpr, code, inputs)(jaxpr.consts, inputs)
     return (value, rebuild(rest)), gradients
 
 
@@ -66,7 +70,7 @@ def _trace(
     def flat(inputs: list[jax.Array]) -> list[jax.Array]:
         nonlocal structure
         value, nest = function(inputs)
-        aux[:], structure = jax.tree.flatten(nest)
+        aux[:], structure = _nest.flatten(nest)
         return [value, *(leaf for leaf in aux if isinstance(leaf, Tracer))]
 
     jaxpr = jax.make_jaxpr(flat)(inputs)
@@ -84,7 +88,7 @@ def _trace(
     return jaxpr, rebuild
 
 
-def _program(jaxpr: ClosedJaxpr, inputs: list[jax.Array]) -> Callable[..., Any]:
+def _program(jaxpr: ClosedJaxpr, code: Any, inputs: list[jax.Array]) -> Callable[..., Any]:
     """A function of `(consts, inputs)` that gives `(outputs, gradients)`."""
 
     def differentiate(consts: Sequence[Any], inputs: list[jax.Array]) -> Any:
@@ -97,20 +101,22 @@ def _program(jaxpr: ClosedJaxpr, inputs: list[jax.Array]) -> Callable[..., Any]:
         (_, outputs), gradients = jax.value_and_grad(first_and_all, has_aux=True)(inputs)
         return outputs, gradients
 
+    device = inputs[0].sharding if inputs else None  # each device has its own executable
     try:
-        # Each device has its own executable, so it is each device's second time that counts.
-        key = (_fingerprint(jaxpr.jaxpr), *(value.sharding for value in inputs[:1]))
+        key = (_fingerprint(jaxpr.jaxpr), device)
         known = _programs.get(key)
     except TypeError:  # unhashable: something that cannot be told from something else
         return differentiate
-    if known is None:
-        _programs[key] = functools.partial(jax.jit, differentiate)
+    with _lock:
+        if known is None:
+            if _programs_made[code, device] == _MOST_PROGRAMS_MADE:
+                return differentiate
+            _programs_made[code, device] += 1
+            known = jax.jit(differentiate)
+        _programs[key] = known
+        _programs.move_to_end(key)
         if len(_programs) > _MOST_PROGRAMS:
             _programs.popitem(last=False)
-        return differentiate
-    if isinstance(known, functools.partial):
-        known = _programs[key] = known()
-    _programs.move_to_end(key)
     return known
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context
+from replicax import _context, _nest
 from replicax._typing import Nest
 from replicax.errors import InvalidType
 from replicax.variables._derivatives import value_and_gradients
@@ -36,7 +36,7 @@ def value_and_grad(
     >>> float(value), float(gradient)
     (18.0, 12.0)
     """
-    leaves, structure = jax.tree.flatten(variables)
+    leaves, structure = _nest.flatten(variables)
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise InvalidType(f"Gradients are taken with respect to variables; got {leaf!r}.")

@@ -15,6 +15,7 @@ from jax.core import Tracer
 from replicax import _context
 from replicax._context import Frame, Kind
 from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax._nest import Whole
 from replicax._operators import ArrayOperators
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
 from replicax.values import DistributedValues, Mirrored
@@ -48,7 +49,7 @@ class VariableRequest:
         return array
 
 
-class Variable(ArrayOperators):
+class Variable(Whole, ArrayOperators):
     """State that lives on the devices of the current strategy.
 
     In a strategy's scope this makes the strategy's kind of variable, such as a
@@ -106,6 +107,11 @@ class Variable(ArrayOperators):
             VariableAggregation.parse(aggregation),
         )
         return create_variable(request)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # In any function of JAX, a variable is its value: this is the way that JAX provides.
+        jax.tree_util.register_pytree_node(cls, _flatten, _unflatten)
 
     @classmethod
     def _build(
@@ -313,6 +319,14 @@ class Variable(ArrayOperators):
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         self.__reduce__()
+
+
+def _flatten(variable: Variable) -> tuple[tuple[jax.Array], None]:
+    return (variable.value,), None
+
+
+def _unflatten(_: None, children: tuple[Any]) -> Any:
+    return children[0]
 
 
 def create_variable(request: VariableRequest) -> Variable:

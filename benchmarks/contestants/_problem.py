@@ -1,0 +1,58 @@
+"""What every contestant trains: the same network, from the same weights, on the same rows.
+
+Only NumPy is imported here, because each contestant runs in an environment of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+FEATURES = 784
+CLASSES = 10
+LEARNING_RATE = 0.1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One square of the comparison: the size of the problem and over how many replicas it runs."""
+
+    hidden: int
+    global_batch: int
+    replicas: int
+
+    def __post_init__(self) -> None:
+        if self.global_batch % self.replicas:
+            raise ValueError(
+                f"A global batch of {self.global_batch} does not divide over {self.replicas} "
+                "replicas. Choose a multiple, so that every contestant shares it the same way."
+            )
+
+    def __str__(self) -> str:
+        layers = f"{FEATURES}-{self.hidden}-{self.hidden}-{CLASSES}"
+        return f"{layers} MLP, global batch {self.global_batch}, {self.replicas} replicas"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The arrays of a cell; `rows` and `labels` hold one array a replica."""
+
+    weights: list[np.ndarray]
+    biases: list[np.ndarray]
+    rows: list[np.ndarray]
+    labels: list[np.ndarray]
+
+
+def problem_of(cell: Cell) -> Problem:
+    random = np.random.RandomState(0)
+    sizes = [FEATURES, cell.hidden, cell.hidden, CLASSES]
+    share = cell.global_batch // cell.replicas
+    layers = list(pairwise(sizes))
+    return Problem(
+        weights=[(random.randn(*layer) * 0.05).astype(np.float32) for layer in layers],
+        biases=[np.zeros(size, np.float32) for size in sizes[1:]],
+        rows=[random.randn(share, FEATURES).astype(np.float32) for _ in range(cell.replicas)],
+        labels=[random.randint(0, CLASSES, share).astype(np.int32) for _ in range(cell.replicas)],
+    )

@@ -1,0 +1,48 @@
+"""The virtual environments that the peers run in, made on first use.
+
+A peer is no dependency of replicax, and its pins need not agree with ours.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+INSTALL_LIMIT_SECONDS = 1800
+
+
+@dataclass(frozen=True)
+class PeerEnvironment:
+    """A folder with a virtual environment that holds one requirement."""
+
+    name: str
+    requirement: str
+
+    def python(self, folder: Path) -> Path:
+        """The interpreter of this environment below `folder`; makes the environment if need be."""
+        home = folder.absolute() / self.name
+        python, stamp = home / "bin" / "python", home / "installed"
+        # Written last: an interrupted installation leaves no stamp, a changed requirement a stale
+        # one, and either is installed again.
+        installed = stamp.read_text().strip() if stamp.exists() else None
+        if installed != self.requirement or not python.exists():
+            click.echo(f"Installing {self.requirement} into {home}; it takes a minute.", err=True)
+            self._run([sys.executable, "-m", "venv", str(home)])
+            install = ["install", "--quiet", "--disable-pip-version-check", self.requirement]
+            self._run([str(python), "-m", "pip", *install])
+            stamp.write_text(f"{self.requirement}\n")
+        return python
+
+    def _run(self, command: list[str]) -> None:
+        try:
+            subprocess.run(command, check=True, timeout=INSTALL_LIMIT_SECONDS)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise click.ClickException(
+                f"The environment {self.name!r} could not be made with {self.requirement!r}: "
+                f"{error} Its own message is above. Mend that, or point --peer-environments at a "
+                "folder that has the environment (benchmarks/README.md says how)."
+            ) from error

@@ -1,0 +1,129 @@
+"""A contestant as a subprocess: started, asked with a bound on every wait, and always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import click
+from contestants._problem import Cell
+
+ANSWER_LIMIT_SECONDS = 120
+GOODBYE_LIMIT_SECONDS = 5
+STDERR_LINES_SHOWN = 20
+
+
+class ContestantProcess:
+    """Speaks the protocol of `contestants/_protocol.py` with one running contestant."""
+
+    def __init__(
+        self,
+        name: str,
+        python: Path,
+        script: Path,
+        *,
+        answer_limit_seconds: float = ANSWER_LIMIT_SECONDS,
+    ) -> None:
+        self.name = name
+        self._answer_limit_seconds = answer_limit_seconds
+        # A file, not a pipe: nobody has to read it for the contestant to go on.
+        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed in end
+        self._process = subprocess.Popen(
+            [python, script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            # A group of its own: Ctrl-C reaches run.py alone, which then ends the contestants, and
+            # a kill takes along what the contestant started. Should run.py be killed instead, the
+            # contestant sees the end of its input and ends by itself.
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        self._stdin = self._process.stdin
+        # A blocking readline has no bound; a queue filled by a thread has.
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._collect_answers, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end(patiently=error is None)
+
+    def send_cell(self, cell: Cell) -> None:
+        """Lets the contestant build and warm up; `receive` then waits until it is ready."""
+        self._send(json.dumps(asdict(cell)))
+
+    def run_steps(self, steps: int) -> dict[str, Any]:
+        request = f"steps {steps}"
+        self._send(request)
+        return self.receive(request)
+
+    def receive(self, request: str) -> dict[str, Any]:
+        """The next answer; an error that names the contestant when there is none."""
+        try:
+            line = self._answers.get(timeout=self._answer_limit_seconds)
+        except queue.Empty:
+            self._kill()
+            raise self._failure(
+                f"did not answer {request!r} within {self._answer_limit_seconds:g} s and was "
+                f"killed (process {self._process.pid})"
+            ) from None
+        if not line:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GOODBYE_LIMIT_SECONDS)
+            raise self._failure(
+                f"ended with exit code {self._process.poll()} before it answered {request!r}"
+            )
+        return json.loads(line)
+
+    def end(self, *, patiently: bool = True) -> None:
+        """Ends the process; patiently is by the end of its input, with a bound."""
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+        if patiently:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GOODBYE_LIMIT_SECONDS)
+        self._kill()
+        self._stderr.close()
+
+    def _send(self, line: str) -> None:
+        # A contestant that is gone cannot be written to; `receive` then says why it went.
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.write(line + "\n")
+            self._stdin.flush()
+
+    def _collect_answers(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._answers.put(line)
+        self._answers.put("")
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(GOODBYE_LIMIT_SECONDS)
+
+    def _failure(self, what: str) -> click.ClickException:
+        self._stderr.seek(0)
+        lines = self._stderr.read().splitlines()[-STDERR_LINES_SHOWN:]
+        return click.ClickException(
+            "\n".join([f"{self.name} {what}. The last lines of its stderr:", *lines])
+        )

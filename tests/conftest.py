@@ -1,0 +1,46 @@
+"""Every strategy there is, for tests whose one body has to hold for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import replicax as rx
+
+
+def cpus(count: int, first: int = 0) -> list[str]:
+    return [f"CPU:{index}" for index in range(first, first + count)]
+
+
+def mirrored(count: int) -> Callable[[], rx.Strategy]:
+    return lambda: rx.MirroredStrategy(cpus(count))
+
+
+def central(count: int, parameter_device: str) -> Callable[[], rx.Strategy]:
+    return lambda: rx.experimental.CentralStorageStrategy(cpus(count), parameter_device)
+
+
+STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
+    "default": rx.get_strategy,
+    "one device": lambda: rx.OneDeviceStrategy("CPU:1"),
+    "mirrored 1": mirrored(1),
+    "mirrored 2": mirrored(2),
+    "mirrored 3": mirrored(3),
+    "mirrored 4": mirrored(4),
+    "mirrored 8": mirrored(8),
+    "central 1": central(1, "CPU:0"),
+    "central 2": central(2, "CPU:0"),
+    "central 3, apart": central(3, "CPU:7"),
+}
+
+
+@pytest.fixture(params=STRATEGIES)
+def strategy(request: pytest.FixtureRequest) -> rx.Strategy:
+    return STRATEGIES[request.param]()
+
+
+@pytest.fixture
+def two() -> rx.Strategy:
+    """Two mirrored replicas: the smallest case in which anything has to be kept in sync."""
+    return rx.MirroredStrategy(cpus(2))

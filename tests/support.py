@@ -1,0 +1,37 @@
+"""Comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import replicax as rx
+
+
+def equal(actual: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    """Same shape, same numbers."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape, f"{actual} is not {expected}"
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def components_equal(strategy: rx.Strategy, value: Any, expected: Sequence[Any]) -> None:
+    """One component a local replica, with these numbers."""
+    components = strategy.experimental_local_results(value)
+    assert len(components) == len(expected), f"{value} has not {len(expected)} components"
+    for component, number in zip(components, expected, strict=True):
+        equal(component, number)
+
+
+def per_replica(strategy: rx.Strategy, values: Sequence[Any]) -> rx.PerReplica:
+    """A value with `values[i]` on replica i."""
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: values[context.replica_id_in_sync_group]
+    )
+
+
+def shares(strategy: rx.Strategy, rows: np.ndarray) -> rx.PerReplica:
+    """The rows of a global batch, divided over the replicas."""
+    return per_replica(strategy, np.array_split(rows, strategy.num_replicas_in_sync))

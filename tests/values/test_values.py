@@ -1,0 +1,166 @@
+"""PerReplica, Mirrored, and how results are merged."""
+
+import copy
+import pickle
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import components_equal, equal, per_replica
+
+import replicax as rx
+from replicax.values import regroup, select
+
+TOPOLOGY = rx.Topology.of(["CPU:0", "CPU:1"])
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+def test_repr():
+    value = rx.PerReplica((jnp.float32(1), jnp.float32(3)))
+    assert repr(value) == (
+        "PerReplica:{\n  0: Array(1., dtype=float32),\n  1: Array(3., dtype=float32)\n}"
+    )
+    assert repr(rx.Mirrored((1, 1))) == "Mirrored:{\n  0: 1,\n  1: 1\n}"
+
+
+def test_distributed_values_are_leaves():
+    value = rx.PerReplica((1, 2))
+    assert jax.tree.leaves({"a": [value]}) == [value]
+    assert isinstance(value, rx.DistributedValues)
+
+
+@pytest.mark.parametrize("kind", [rx.PerReplica, rx.Mirrored])
+def test_pickling_is_refused_with_the_way_out(kind):
+    with pytest.raises(TypeError, match=r"cannot be pickled.*gather"):
+        pickle.dumps(kind((1, 2)))
+
+
+def test_a_per_replica_value_is_no_array():
+    value = rx.PerReplica((1.0, 2.0))
+    for use in (jnp.sum, jnp.asarray, np.asarray, lambda x: jnp.ones(1) + x):
+        with pytest.raises(TypeError, match=r"reduce"):
+            use(value)
+
+
+def test_a_mirrored_value_is_an_array(two):
+    value = two.extended.broadcast_to(jnp.arange(3.0), two.extended.worker_devices)
+    assert isinstance(value, rx.Mirrored)
+    equal(value + 1, [1, 2, 3])
+    equal(2 - value, [2, 1, 0])
+    equal(jnp.sum(jnp.asarray(value)), 3)
+    equal(np.asarray(value), [0, 1, 2])
+    equal(value.numpy(), [0, 1, 2])
+    equal(value[1], 1)
+
+
+def test_components_and_global_array_are_two_views_of_one_value(two):
+    topology = two.topology
+    parts = [np.float32([[1, 2]]), np.float32([[3, 4]])]
+    value = per_replica(two, parts)
+    array = value.array(topology)
+    assert array.shape == (2, 2)
+    assert array.sharding == topology.split
+    again = rx.PerReplica.from_array(array, topology)
+    components_equal(two, again, parts)
+    assert [x.devices() for x in again.values] == [{d} for d in topology.local_devices]
+
+
+def test_scalars_are_stacked(two):
+    value = per_replica(two, [1.0, 2.0])
+    array = value.array(two.topology)
+    assert array.shape == (2,)
+    again = rx.PerReplica.from_array(array, two.topology, scalars=True)
+    components_equal(two, again, [1.0, 2.0])
+    assert again.scalars
+
+
+def test_values_need_one_component_a_replica():
+    with pytest.raises(ValueError, match="got none"):
+        rx.PerReplica(())
+    with pytest.raises(ValueError, match=r"3 component\(s\) for 2"):
+        rx.PerReplica((1, 2, 3), TOPOLOGY)
+
+
+def test_regroup_keeps_the_same_object_and_wraps_the_rest():
+    thing, array = object(), jnp.ones(2)
+    merged = regroup([[thing, array, "a", None, 1.5], [thing, array, "b", None, 2.5]], TOPOLOGY)
+    assert merged[0] is thing
+    assert merged[1] is array
+    assert merged[2].values == ("a", "b")
+    assert merged[3] is None
+    assert merged[4].values == (1.5, 2.5)
+
+
+def test_regroup_keeps_structure():
+    merged = regroup([{"x": Pair([1], 2), "y": (3,)}, {"x": Pair([10], 20), "y": (30,)}], TOPOLOGY)
+    assert isinstance(merged["x"], Pair)
+    assert merged["x"].left[0].values == (1, 10)
+    assert merged["x"].right.values == (2, 20)
+    assert merged["y"][0].values == (3, 30)
+
+
+def test_regroup_with_one_replica_wraps_nothing_unless_told_to():
+    one = rx.Topology.of(["CPU:0"])
+    assert regroup([(1, [2])], one) == (1, [2])
+    assert regroup([(1,)], one, always_wrap=True)[0].values == (1,)
+
+
+def test_regroup_refuses_different_structures():
+    with pytest.raises((TypeError, ValueError), match=r"replica 0: .*replica 1: "):
+        regroup([(1, 2), (1, 2, 3)], TOPOLOGY)
+
+
+def test_components_of_a_variable_become_the_variable(two):
+    with two.scope():
+        variable = rx.Variable(1.0)
+    merged = regroup([[part] for part in variable.values], two.topology)
+    assert merged[0] is variable
+
+
+def test_select_takes_components_and_brings_arrays_to_the_replica(two):
+    first, second = two.extended.worker_devices
+    placed = jax.device_put(jnp.ones(2), first)
+    free = jnp.ones(2)
+    chosen = select([rx.PerReplica((1, 2)), placed, free, "text", 7], 1, two.topology)
+    assert chosen[0] == 2
+    assert chosen[1].devices() == {second}
+    assert chosen[2] is free
+    assert chosen[3:] == ["text", 7]
+
+
+def test_local_results(strategy):
+    count = strategy.num_replicas_in_sync
+    value = per_replica(strategy, list(range(count)))
+    components_equal(strategy, value, range(count))
+    array = jnp.ones(3)
+    assert strategy.experimental_local_results(array)[0] is array
+    assert strategy.experimental_local_results(7) == (7,)
+    assert strategy.experimental_local_results(None) == (None,)
+    nests = strategy.experimental_local_results({"a": value, "b": 5})
+    assert [int(nest["a"]) for nest in nests] == list(range(count))
+    assert [nest["b"] for nest in nests] == [5] * count
+
+
+def test_distributed_values_are_on_their_replicas_devices(strategy):
+    value = strategy.experimental_distribute_values_from_function(
+        lambda context: {"id": context.replica_id_in_sync_group, "of": context.num_replicas_in_sync}
+    )
+    devices = strategy.extended.worker_devices
+    assert isinstance(value["id"], rx.PerReplica)
+    assert [int(x) for x in value["id"].values] == list(range(len(devices)))
+    assert [int(x) for x in value["of"].values] == [len(devices)] * len(devices)
+    assert [x.devices() for x in value["id"].values] == [{device} for device in devices]
+
+
+def test_values_of_other_types_are_distributed_as_they_are(two):
+    assert per_replica(two, ["a", "b"]).values == ("a", "b")
+
+
+def test_a_strategy_is_not_copied(two):
+    assert copy.deepcopy(two) is two

@@ -8,12 +8,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import replicax as rx
 from replicax import _context
 
 rx.config.set_logical_cpu_devices(8)
+
+# The first example of a shape compiles a program; how long that takes says nothing.
+hypothesis.settings.register_profile("replicax", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("replicax")
 
 
 def _children() -> set[str]:

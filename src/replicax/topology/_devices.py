@@ -20,7 +20,7 @@ _FULL_NAME = re.compile(
         (?P<platform>[a-z]+)(?::(?P<index>\d+))?""",
     re.VERBOSE | re.IGNORECASE,
 )
-_FORCED_COUNT = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+_FORCED_COUNT = "--xla_force_host_platform_device_count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def resolve_devices(devices: Iterable[DeviceLike]) -> tuple[jax.Device, ...]:
     names = [_Name.parse(device) if isinstance(device, str) else device for device in devices]
     cpus = [name.index + 1 for name in names if isinstance(name, _Name) and name.platform == "cpu"]
     if cpus:
-        _split_host_cpu_if_possible(max(cpus))
+        _split_host_cpu_unless_told_how(max(cpus))
     return tuple(_find(name) if isinstance(name, _Name) else name for name in names)
 
 
@@ -90,10 +90,11 @@ def set_logical_cpu_devices(count: int) -> None:
             ) from None
 
 
-def _split_host_cpu_if_possible(count: int) -> None:
-    forced = _FORCED_COUNT.search(os.environ.get("XLA_FLAGS", ""))
-    asked = int(forced[1]) if forced else 1
-    if count <= max(asked, jax.config.values["jax_num_cpu_devices"]):
+def _split_host_cpu_unless_told_how(count: int) -> None:
+    told = jax.config.values["jax_num_cpu_devices"] > 0 or _FORCED_COUNT in os.environ.get(
+        "XLA_FLAGS", ""
+    )
+    if told or count == 1:
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)

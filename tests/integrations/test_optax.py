@@ -1,0 +1,202 @@
+"""rx.Optimizer, and whole training loops against NumPy and Optax on one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support import equal, shares
+
+import replicax as rx
+
+ROWS, BATCH, EPOCHS, RATE = 28, 8, 3, 0.05
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(ROWS, 3)).astype(np.float32)
+Y = (X @ np.float32([[1.0], [-2.0], [0.5]]) + 0.3).astype(np.float32)
+BATCHES = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, ROWS, BATCH)]  # last one partial
+
+
+def numpy_weights():
+    """The same training in plain NumPy, on whole batches."""
+    w, b, losses = np.zeros((3, 1)), np.zeros(1), []
+    for x, y in BATCHES * EPOCHS:
+        error = x @ w + b - y
+        losses.append(np.sum(error**2) / len(x))
+        w = w - RATE * 2 * x.T @ error / len(x)
+        b = b - RATE * 2 * error.sum(0) / len(x)
+    return w, b, losses
+
+
+def train(strategy, make_step):
+    """Trains; `make_step(w, b)` gives what a replica does with `(loss_fn)`."""
+    with strategy.scope():
+        w, b = rx.Variable(np.zeros((3, 1), np.float32)), rx.Variable(np.zeros(1, np.float32))
+        apply = make_step(w, b)
+
+    def replica_step(x, y, rows):
+        def loss_fn():
+            return jnp.sum((x @ w + b - y) ** 2) / rows
+
+        loss, gradients = rx.value_and_grad(loss_fn, [w, b])()
+        apply(gradients)
+        return loss
+
+    losses = []
+    for x, y in BATCHES * EPOCHS:
+        args = (shares(strategy, x), shares(strategy, y), len(x))
+        losses.append(strategy.reduce("SUM", strategy.run(replica_step, args=args), axis=None))
+    return w, b, [float(loss) for loss in losses]
+
+
+def by_hand(w, b):
+    def apply(strategy, gradients):
+        pairs = list(zip(gradients, [w, b], strict=True))
+        reduced = strategy.extended.batch_reduce_to("SUM", pairs)
+        for variable, gradient in zip([w, b], reduced, strict=True):
+            strategy.extended.update(
+                variable, lambda v, g: v.assign_sub(RATE * g), args=(gradient,)
+            )
+
+    return lambda gradients: rx.get_replica_context().merge_call(apply, args=(gradients,))
+
+
+def by_all_reduce_and_assign(w, b):
+    velocity = rx.Variable(np.zeros((3, 1), np.float32), aggregation="MEAN")
+
+    def apply(gradients):
+        context = rx.get_replica_context()
+        gradients = context.all_reduce("SUM", gradients)
+        velocity.assign(gradients[0])
+
+        def update(strategy, gradients):
+            for variable, gradient in zip([w, b], gradients, strict=True):
+                mean = strategy.reduce("MEAN", gradient, axis=None)
+                variable.assign_sub(RATE * mean)
+
+        context.merge_call(update, args=(gradients,))
+
+    return apply
+
+
+def by_optimizer(w, b):
+    optimizer = rx.Optimizer(optax.sgd(RATE))
+    return lambda gradients: optimizer.apply_gradients(zip(gradients, [w, b], strict=True))
+
+
+@pytest.mark.parametrize("way", [by_hand, by_all_reduce_and_assign, by_optimizer])
+def test_training_equals_numpy_on_the_whole_batch(strategy, way):
+    w, b, losses = train(strategy, way)
+    expected_w, expected_b, expected_losses = numpy_weights()
+    equal(w.numpy(), expected_w, 1e-5)
+    equal(b.numpy(), expected_b, 1e-5)
+    equal(losses, expected_losses, 1e-4)
+    for copy in w.values:
+        equal(copy.numpy(), expected_w, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adam(0.1),
+        optax.sgd(0.1, momentum=0.9),
+        optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(0.1)),
+        optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2),
+        optax.inject_hyperparams(optax.sgd)(learning_rate=optax.linear_schedule(0.1, 0.0, 5)),
+    ],
+    ids=["adam", "momentum", "chain", "multi steps", "schedule"],
+)
+def test_any_transformation_equals_optax_on_one_device(tx):
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+    optimizers = []
+
+    def make_step(w, b):
+        optimizers.append(rx.Optimizer(tx))
+        return lambda gradients: optimizers[0].apply_gradients(zip(gradients, [w, b], strict=True))
+
+    w, b, _ = train(strategy, make_step)
+    values = [jnp.zeros((3, 1)), jnp.zeros(1)]
+    state = tx.init(values)
+    for x, y in BATCHES * EPOCHS:
+
+        def loss(values, x=x, y=y):
+            return jnp.sum((x @ values[0] + values[1] - y) ** 2) / len(x)
+
+        updates, state = tx.update(jax.grad(loss)(values), state, values)
+        values = optax.apply_updates(values, updates)
+    equal(w.numpy(), values[0], 1e-4)
+    equal(b.numpy(), values[1], 1e-4)
+    slots = optimizers[0].variables[1:]
+    for slot, expected in zip(slots, jax.tree.leaves(state), strict=True):
+        equal(slot.numpy(), expected, 1e-4)
+
+
+def test_iterations_and_slots(strategy):
+    with strategy.scope():
+        w, b = rx.Variable([1.0, 2.0], name="w"), rx.Variable(1.0, name="b")
+        optimizer = rx.Optimizer(optax.adam(0.1), name="adam")
+    assert int(optimizer.iterations) == 0
+    assert optimizer.variables == (optimizer.iterations,)
+
+    def step():
+        optimizer.apply_gradients([(jnp.ones(2), w), (jnp.ones(()), b)])
+
+    strategy.run(step)
+    strategy.run(step)
+    assert int(optimizer.iterations) == 2
+    names = [slot.name for slot in optimizer.variables]
+    assert names[0] == "adam/iterations"
+    assert any("mu" in name and "/b" in name for name in names)
+    for slot in optimizer.variables:
+        assert strategy.extended.variable_created_in_scope(slot)
+        assert [c.device for c in slot.values] == [c.device for c in w.values]
+        assert not slot.trainable
+
+
+def test_in_cross_replica_context_gradients_are_taken_as_they_are(strategy):
+    with strategy.scope():
+        w = rx.Variable([1.0, 2.0])
+        optimizer = rx.Optimizer(optax.sgd(0.5))
+        for gradient in (jnp.ones(2), np.float32([1, 1]), strategy.extended.broadcast_to(1.0, w)):
+            if jnp.shape(gradient) == (2,):
+                optimizer.apply_gradients([(gradient, w)])
+    equal(w, [0, 1])
+
+
+def test_the_order_of_the_pairs_does_not_matter(two):
+    with two.scope():
+        w, b = rx.Variable([1.0, 2.0]), rx.Variable(1.0)
+        optimizer = rx.Optimizer(optax.sgd(1.0))
+        optimizer.apply_gradients([(jnp.ones(2), w), (jnp.float32(3), b)])
+        optimizer.apply_gradients([(jnp.float32(3), b), (jnp.ones(2), w)])
+    equal(w, [-1, 0])
+    equal(b, -5.0)
+
+
+def test_refused_and_nothing_changes(two):
+    with two.scope():
+        w, b = rx.Variable([1.0, 2.0], name="w"), rx.Variable(1.0, name="b")
+        optimizer = rx.Optimizer(optax.sgd(1.0))
+        local = rx.Variable(0.0, synchronization="ON_READ", aggregation="SUM", name="local")
+    outside, late = rx.Variable(1.0), rx.Optimizer(optax.sgd(1.0))
+    ones = jnp.ones(2)
+    with two.scope():
+        for pairs, message in [
+            ([], "no gradients"),
+            ([(None, w)], "no gradient"),
+            ([(ones, ones)], "pairs"),
+            ([(jnp.ones(3), w)], r"shape \(2,\), its gradient \(3,\)"),
+            ([(ones, w), (ones, w)], "twice"),
+            ([(1.0, outside)], "created by no strategy"),
+            ([(1.0, local)], "cannot be trained"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                optimizer.apply_gradients(pairs)
+        with pytest.raises(ValueError, match="was created by no strategy"):
+            late.apply_gradients([(ones, w)])
+        optimizer.apply_gradients([(ones, w)])
+        with pytest.raises(ValueError, match="trains 'w', and was given gradients for 'w', 'b'"):
+            optimizer.apply_gradients([(ones, w), (1.0, b)])
+    with pytest.raises(TypeError, match="wraps an Optax transformation"):
+        rx.Optimizer(0.1)
+    equal(w, [0, 1])
+    assert int(optimizer.iterations) == 1

@@ -1,0 +1,262 @@
+"""Derivatives with respect to variables, against jax.grad of plain arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import components_equal, equal, per_replica
+
+import replicax as rx
+from replicax.variables import _derivatives
+
+WEIGHT, BIAS = np.float32([[1, -2], [0.5, 3]]), np.float32([0.1, -0.2])
+
+
+def make(strategy, value, **options):
+    with strategy.scope():
+        return rx.Variable(value, **options)
+
+
+def loss_of(weight, bias, x):
+    return jnp.sum(jax.nn.relu(x @ weight + bias) ** 2)
+
+
+def test_gradients_are_those_of_the_replica_alone(strategy):
+    weight, bias = make(strategy, WEIGHT), make(strategy, BIAS)
+    count = strategy.num_replicas_in_sync
+    inputs = np.random.default_rng(0).normal(size=(count, 3, 2)).astype(np.float32)
+
+    def fn(x):
+        return rx.value_and_grad(lambda x: loss_of(weight, bias, x), {"w": weight, "b": bias})(x)
+
+    for _ in range(3):  # the third time by a program that was kept
+        value, gradients = strategy.run(fn, args=(per_replica(strategy, inputs),))
+        expected = [jax.value_and_grad(loss_of, (0, 1))(WEIGHT, BIAS, x) for x in inputs]
+        for i in range(count):
+            equal(strategy.experimental_local_results(value)[i], expected[i][0], 1e-5)
+            local = strategy.experimental_local_results(gradients)[i]
+            equal(local["w"], expected[i][1][0], 1e-5)
+            equal(local["b"], expected[i][1][1], 1e-5)
+
+
+def test_in_cross_replica_context(strategy):
+    weight = make(strategy, [1.0, 2.0])
+    with strategy.scope():
+        value, gradient = rx.value_and_grad(lambda: jnp.sum(weight**3), weight)()
+    equal(value, 9.0)
+    equal(gradient, [3, 12])
+
+
+def test_structure_aux_and_grad(two):
+    one, other = make(two, 2.0), make(two, 3.0)
+    words = ["kept", None, 7]
+    (value, aux), (first, (second, again)) = rx.value_and_grad(
+        lambda x, *, y: (one * other * x * y, {"sum": one + other, "words": words, "v": one}),
+        (one, (other, one)),
+        has_aux=True,
+    )(1.0, y=2.0)
+    equal(value, 12.0)
+    equal(aux["sum"], 5.0)
+    assert aux["words"] == words
+    assert aux["v"] is one
+    equal(first, 6.0)
+    equal(second, 4.0)
+    equal(again, 6.0)
+    equal(rx.grad(lambda: one**2, one)(), 4.0)
+    gradients, aux = rx.grad(lambda: (one**2, "aux"), [one], has_aux=True)()
+    equal(gradients[0], 4.0)
+    assert aux == "aux"
+
+
+def test_a_variable_that_is_not_read_has_a_zero_gradient(two):
+    one, other = make(two, 2.0), make(two, [1.0, 2.0])
+    _, gradients = rx.value_and_grad(lambda: one * 2, [one, other])()
+    equal(gradients[0], 2.0)
+    equal(gradients[1], [0, 0])
+    equal(rx.grad(lambda: 3.0, one)(), 0.0)
+
+
+def test_second_derivatives(two):
+    x = make(two, 3.0)
+    equal(rx.grad(lambda: rx.grad(lambda: x**3, x)(), x)(), 18.0)
+
+
+def test_under_jax_transformations_of_other_arguments(two):
+    w = make(two, 3.0)
+    equal(jax.jit(lambda t: rx.grad(lambda: w**2 * t, w)())(2.0), 12.0)
+    equal(jax.grad(lambda t: rx.grad(lambda: w**2 * t, w)())(2.0), 6.0)
+    equal(jax.vmap(lambda t: rx.grad(lambda: w * t, w)())(jnp.arange(3.0)), [0, 1, 2])
+
+
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN", "ONLY_FIRST_REPLICA"])
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+def test_variables_written_inside_are_written_once_it_has_returned(
+    strategy, aggregation, synchronization
+):
+    """Such as the running average of a batch normalisation."""
+    count = strategy.num_replicas_in_sync
+    options = {"aggregation": aggregation, "synchronization": synchronization}
+    weight, average = make(strategy, 2.0), make(strategy, 10.0, **options)
+    plain = make(strategy, 10.0, **options)
+
+    def loss(x):
+        average.assign(average * 0.5)
+        average.assign_add(x * weight)
+        return average * weight  # reads what was just written
+
+    def fn(x):
+        value, gradient = rx.value_and_grad(loss, weight)(x)
+        plain.assign(plain * 0.5)
+        plain.assign_add(x * weight)
+        return value, gradient, average.value
+
+    for _ in range(2):
+        inputs = per_replica(strategy, list(np.arange(1.0, count + 1)))
+        value, _, after = strategy.run(fn, args=(inputs,))
+        for i in range(count):
+            now = strategy.experimental_local_results(after)[i]
+            equal(strategy.experimental_local_results(value)[i], now * 2.0)
+    copies = [float(copy.value) for copy in average.values]
+    components_equal(strategy, plain, copies)
+
+
+def test_what_a_variable_was_assigned_is_constant_for_the_gradient_through_other_replicas(two):
+    weight = make(two, 3.0)
+    average = make(two, 0.0, aggregation="SUM")
+
+    def loss():
+        average.assign(weight * 2.0)
+        return weight * weight
+
+    components_equal(two, two.run(lambda: rx.grad(loss, weight)()), [6.0, 6.0])
+    equal(average, 12.0)
+
+
+def test_a_failing_function_writes_nothing(two):
+    weight, average = make(two, 3.0), make(two, 0.0)
+
+    def loss():
+        average.assign(1.0)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        rx.grad(loss, weight)()
+    equal(average, 0.0)
+
+
+def test_functions_may_look_at_numbers(two):
+    """A condition on a value cannot be traced; the function is then differentiated op by op."""
+    weight = make(two, 3.0)
+
+    def loss(x):
+        if x * weight > 0:
+            return x * weight
+        return -2 * x * weight
+
+    def fn(x):
+        return rx.grad(loss, weight)(x)
+
+    for _ in range(2):
+        components_equal(two, two.run(fn, args=(per_replica(two, [1.0, -1.0]),)), [1.0, 2.0])
+
+
+def test_collectives_inside(two):
+    weight = make(two, 3.0)
+
+    def loss(x):
+        return rx.get_replica_context().all_reduce("SUM", x * weight) * x
+
+    def fn(x):
+        return rx.value_and_grad(loss, weight)(x)
+
+    for _ in range(2):
+        value, gradient = two.run(fn, args=(per_replica(two, [1.0, 2.0]),))
+        components_equal(two, value, [9.0, 18.0])
+        # Every replica's loss depends on every replica's input: x_i * (1 + 2).
+        components_equal(two, gradient, [3.0, 6.0])
+
+
+def test_disable_jit_shows_numbers(two):
+    weight, seen = make(two, 3.0), []
+
+    def loss():
+        seen.append(weight.value)
+        return weight**2
+
+    rx.grad(loss, weight)()
+    with jax.disable_jit():
+        rx.grad(loss, weight)()
+    assert "3." not in str(seen[0])
+    assert "3." in str(seen[1])
+
+
+def test_the_function_is_called_every_time(two):
+    weight, calls, factor = make(two, 3.0), [], 1.0
+
+    def loss():
+        calls.append(1)
+        return weight * factor
+
+    for factor in (1.0, 2.0, 3.0):
+        equal(rx.grad(loss, weight)(), factor)
+    assert len(calls) == 3
+
+
+def test_programs_are_kept_and_told_apart_by_their_derivative_rules():
+    weight = rx.Variable(3.0)
+
+    def clipped(limit):
+        @jax.custom_vjp
+        def identity(x):
+            return x
+
+        identity.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -limit, limit),))
+        return identity
+
+    def doubled(factor):
+        @jax.custom_jvp
+        def identity(x):
+            return x
+
+        identity.defjvp(lambda p, t: (p[0], factor * t[0]))
+        return identity
+
+    one, half, double = clipped(1.0), clipped(0.5), doubled(2.0)
+    for rule, expected in [(one, 1.0), (half, 0.5), (one, 1.0), (double, 4.0), (doubled(3.0), 6.0)]:
+        equal(rx.grad(lambda rule=rule: rule(weight) * 2.0, weight)(), expected)
+
+
+def test_repeated_steps_reuse_one_program_also_with_custom_derivatives():
+    weight = rx.Variable(3.0)
+
+    def loss(x):
+        return jnp.sum(jax.nn.relu(x * weight))  # relu has a derivative rule of its own
+
+    before = len(_derivatives._programs)
+    for step in range(4):
+        equal(rx.grad(loss, weight)(jnp.full(3, step + 1.0)), 3.0 * (step + 1))
+    assert len(_derivatives._programs) == before + 1
+
+
+def test_a_function_that_is_always_new_does_not_compile_for_ever():
+    weight = rx.Variable(3.0)
+
+    def loss(factor):
+        return weight * factor
+
+    before = len(_derivatives._programs)
+    for step in range(40):
+        equal(rx.grad(loss, weight)(float(step)), float(step))
+    assert len(_derivatives._programs) - before <= 16
+
+
+def test_refused(two):
+    weight, count = make(two, 3.0), make(two, 3)
+    with pytest.raises(TypeError, match="with respect to variables"):
+        rx.value_and_grad(lambda: weight, [weight, 3.0])
+    with pytest.raises(TypeError, match="int32, which has no gradient"):
+        rx.grad(lambda: weight * count, [weight, count])
+    with pytest.raises(ValueError, match="being differentiated"):
+        rx.grad(lambda: rx.Variable(1.0) * weight, weight)()
+    with pytest.raises(TypeError, match="scalar"):
+        rx.grad(lambda: weight * jnp.ones(2), weight)()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
@@ -55,8 +55,7 @@ class Replica(Protocol):
         label: str,
         fn: Callable[..., Nest],
         args: Sequence[Nest],
-        kwargs: Mapping[str, Nest],
-        always_wrap: bool,
+        subjects: Sequence[Any] = (),
     ) -> Nest:
         """Meets the other replicas, and calls `fn` once in cross-replica context."""
         ...

@@ -256,6 +256,45 @@ def test_a_mismatch_after_a_good_meeting(two):
         two.run(fn)
 
 
+def test_replicas_that_write_different_variables_of_one_name_are_told(two):
+    with two.scope():
+        one, other = rx.Variable(0.0, aggregation="SUM"), rx.Variable(0.0, aggregation="SUM")
+    with pytest.raises(rx.errors.CollectiveMismatch, match="on the same variables"):
+        two.run(lambda: (one if replica_id() == 0 else other).assign(1.0))
+    equal(one, 0.0)
+
+
+def test_a_result_of_merge_call_that_belongs_to_another_strategy_is_refused(two):
+    def merge(strategy):
+        return rx.PerReplica((1, 2, 3))
+
+    with pytest.raises(rx.errors.ForeignValue, match="3 component"):
+        two.run(lambda: rx.get_replica_context().merge_call(merge))
+
+
+def test_errors_of_a_meeting_name_the_meeting(two):
+    def fn():
+        return rx.get_replica_context().all_reduce("SUM", jnp.ones(replica_id() + 1))
+
+    with pytest.raises(ValueError, match="equal shapes") as caught:
+        two.run(fn)
+    assert caught.value.__notes__ == [
+        "Raised where the replicas of MirroredStrategy(2) met for all_reduce(SUM)."
+    ]
+
+
+def test_a_failed_run_of_the_default_strategy_writes_nothing():
+    variable = rx.Variable(1.0)
+
+    def fn():
+        variable.assign(2.0)
+        raise Broken
+
+    with pytest.raises(Broken):
+        rx.get_strategy().run(fn)
+    equal(variable, 1.0)
+
+
 def test_a_keyboard_interrupt_ends_the_run(two):
     def fn():
         rx.get_replica_context().all_reduce("SUM", 1.0)

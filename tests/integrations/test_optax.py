@@ -172,6 +172,22 @@ def test_the_order_of_the_pairs_does_not_matter(two):
     equal(b, -5.0)
 
 
+def test_replicas_have_to_give_their_pairs_in_one_order(two):
+    with two.scope():
+        a, b = rx.Variable(0.0, name="a"), rx.Variable(0.0, name="b")
+        optimizer = rx.Optimizer(optax.sgd(1.0))
+
+    def step():
+        pairs = [(1.0, a), (10.0, b)]
+        if rx.get_replica_context().replica_id_in_sync_group == 1:
+            pairs.reverse()
+        optimizer.apply_gradients(pairs)
+
+    with pytest.raises(rx.errors.CollectiveMismatch, match=r"to 'a', 'b'; .* to 'b', 'a'"):
+        two.run(step)
+    equal(a, 0.0)
+
+
 def test_refused_and_nothing_changes(two):
     with two.scope():
         w, b = rx.Variable([1.0, 2.0], name="w"), rx.Variable(1.0, name="b")

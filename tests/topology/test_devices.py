@@ -44,6 +44,12 @@ def test_what_is_no_name_is_refused_with_examples(name):
         resolve_device(name)
 
 
+@pytest.mark.parametrize("device", [3, None, ("CPU", 0)])
+def test_what_is_neither_name_nor_device_is_refused(device):
+    with pytest.raises(ValueError, match=r"a name or a `jax\.Device`"):
+        rx.MirroredStrategy([device])
+
+
 def test_logical_cpus_can_be_asked_for_again_but_not_changed():
     rx.config.set_logical_cpu_devices(8)
     with pytest.raises(ValueError, match="already running with 8"):

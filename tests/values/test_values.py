@@ -162,5 +162,9 @@ def test_values_of_other_types_are_distributed_as_they_are(two):
     assert per_replica(two, ["a", "b"]).values == ("a", "b")
 
 
-def test_a_strategy_is_not_copied(two):
+def test_a_strategy_is_not_copied_or_pickled(two):
     assert copy.deepcopy(two) is two
+    with pytest.raises(TypeError, match="Make the strategy again"):
+        pickle.dumps(two)
+    default = rx.get_strategy()
+    assert pickle.loads(pickle.dumps(default)) is default

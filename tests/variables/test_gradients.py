@@ -1,5 +1,7 @@
 """Derivatives with respect to variables, against jax.grad of plain arrays."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -174,6 +176,33 @@ def test_collectives_inside(two):
         components_equal(two, value, [9.0, 18.0])
         # Every replica's loss depends on every replica's input: x_i * (1 + 2).
         components_equal(two, gradient, [3.0, 6.0])
+
+
+def test_merge_call_inside_sees_nothing_of_the_differentiation(two):
+    weight, count = make(two, 3.0), make(two, 0.0)
+
+    def loss():
+        rx.get_replica_context().merge_call(lambda strategy: count.assign_add(1.0))
+        return weight**2
+
+    for step in range(2):
+        components_equal(two, two.run(lambda: rx.grad(loss, weight)()), [6.0, 6.0])
+        equal(count, step + 1.0)
+
+
+def test_one_partial_that_needs_numbers_does_not_slow_another_down():
+    weight = rx.Variable(3.0)
+
+    def needy(factor):
+        return weight * factor if weight > 0 else weight
+
+    def good(factor):
+        return weight * factor
+
+    equal(rx.grad(functools.partial(needy, 2.0), weight)(), 2.0)
+    before = len(_derivatives._programs)
+    equal(rx.grad(functools.partial(good, 5.5), weight)(), 5.5)
+    assert len(_derivatives._programs) == before + 1
 
 
 def test_disable_jit_shows_numbers(two):

@@ -428,6 +428,16 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(strategy, write):
     equal(number, 1)
 
 
+def test_numbers_make_variables_of_a_definite_type(strategy):
+    for variable in (make(strategy, 3.0), rx.Variable(3.0)):
+        assert (variable * jnp.ones((), jnp.bfloat16)).dtype == jnp.float32
+        assert not variable.value.weak_type
+        assert not variable.assign(4.0).value.weak_type
+
+
+@pytest.mark.parametrize(
+    "two", [rx.OneDeviceStrategy("CPU:0"), rx.MirroredStrategy(["CPU:0", "CPU:1"])], ids=repr
+)
 def test_refused_at_creation(two):
     for options, message in [
         ({"initial_value": 1, "aggregation": "MEAN"}, "a mean of whole numbers is fractional"),
@@ -435,7 +445,7 @@ def test_refused_at_creation(two):
             {"initial_value": 1, "aggregation": "MEAN", "synchronization": "ON_READ"},
             "a mean of whole numbers is fractional",
         ),
-        ({"initial_value": 1.0, "synchronization": "NONE"}, "keeps variables in sync"),
+        ({"initial_value": 1.0, "synchronization": "NONE"}, "keeps its variables in sync"),
         ({"initial_value": 1.0, "aggregation": "MAX"}, "Unknown VariableAggregation: 'MAX'"),
         ({"initial_value": 1.0, "synchronization": "LATER"}, "Unknown VariableSynchronization"),
         (

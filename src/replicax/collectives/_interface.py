@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -35,6 +36,24 @@ class Collectives(ABC):
     @abstractmethod
     def count(self, value: PerReplica, axes: tuple[int, ...]) -> Any:
         """How many elements all components have together along `axes`."""
+
+    def reduce_over(self, op: ReduceOp, value: PerReplica, axes: tuple[int, ...]) -> Mirrored:
+        """Combines over `axes` of each component as well; components may differ in size there."""
+
+        def local_sum(component: Any) -> jax.Array:
+            array = jnp.asarray(component)
+            if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
+                array = array.astype(jnp.result_type(float))
+            dtype = jnp.int32 if array.dtype == jnp.bool_ else array.dtype
+            return jnp.sum(array, axis=axes, dtype=dtype)
+
+        (total,) = self.reduce(ReduceOp.SUM, [value.map(local_sum)], CommunicationOptions())
+        if op is ReduceOp.SUM:
+            return total
+        # The number of elements over all replicas: a last partial batch weighs what it has.
+        count = self.count(value, axes)
+        means = [part / jnp.asarray(count, part.dtype) for part in total.values]
+        return Mirrored(means, total.topology)
 
     def aggregate(self, aggregation: VariableAggregation, value: PerReplica) -> Mirrored:
         """Combines what the replicas write to a variable, or have in their copies of it."""
@@ -67,7 +86,7 @@ def require_alike(value: PerReplica, method: str) -> None:
     if len({np.shape(component) for component in value.values}) > 1:
         raise ShapeMismatch(
             f"`{method}` needs equal shapes on all replicas; got {describe_shapes(value.values)}. "
-            "If these are batches of different size, give the batch axis: `axis=0`."
+            "To combine batches of different size, give `strategy.reduce` the batch axis: `axis=0`."
         )
 
 

@@ -3,6 +3,6 @@
 from replicax.execution._direct import DirectExecutor
 from replicax.execution._eager import EagerExecutor
 from replicax.execution._executor import Executor
-from replicax.execution._replica_context import Merger, ReplicaContext
+from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 
-__all__ = ["DirectExecutor", "EagerExecutor", "Executor", "Merger", "ReplicaContext"]
+__all__ = ["DirectExecutor", "EagerExecutor", "Executor", "Meeting", "Merger", "ReplicaContext"]

@@ -10,8 +10,9 @@ from replicax import _context
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.execution._executor import Executor
-from replicax.execution._replica_context import Merger
+from replicax.execution._replica_context import Meeting, Merger
 from replicax.values import regroup, select
+from replicax.variables import all_or_nothing
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -33,20 +34,18 @@ class DirectExecutor(Executor, Merger):
         kwargs: Mapping[str, Nest],
     ) -> Nest:
         topology = strategy.topology
-        with _context.entered(replace(frame, kind=Kind.REPLICA)):
+        with (
+            all_or_nothing(frame) as frame,
+            _context.entered(replace(frame, kind=Kind.REPLICA)),
+        ):
             return fn(*select(tuple(args), 0, topology), **select(dict(kwargs), 0, topology))
 
     def merge(
         self,
         local_index: int,
-        label: str,
-        fn: Callable[..., Nest],
-        args: Sequence[Nest],
-        kwargs: Mapping[str, Nest],
-        always_wrap: bool,
+        meeting: Meeting,
     ) -> Nest:
         topology = self._strategy.topology
-        args = regroup([tuple(args)], topology, always_wrap=always_wrap)
-        kwargs = regroup([dict(kwargs)], topology, always_wrap=always_wrap)
+        args, kwargs = regroup([meeting.arguments], topology, always_wrap=meeting.always_wrap)
         with _context.entered(replace(_context.current(), kind=Kind.CROSS_REPLICA)):
-            return select(fn(self._strategy, *args, **kwargs), 0, topology)
+            return select(meeting.fn(self._strategy, *args, **kwargs), 0, topology)

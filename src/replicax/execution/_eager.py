@@ -14,11 +14,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
 
 from replicax import _context, _nest
 from replicax._context import Frame, Kind
@@ -26,9 +28,9 @@ from replicax._jax_compat import thread_configuration
 from replicax._typing import Nest
 from replicax.errors import CollectiveMismatch, MeetingInTrace
 from replicax.execution._executor import Executor
-from replicax.execution._replica_context import Merger, ReplicaContext
-from replicax.values import regroup, select
-from replicax.variables import Transaction
+from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
+from replicax.values import regroup, require_home, select
+from replicax.variables import all_or_nothing
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -50,15 +52,8 @@ class EagerExecutor(Executor):
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
-        transaction = frame.transaction or Transaction()
-        round_ = _Round(strategy, replace(frame, transaction=transaction), fn, args, kwargs)
-        try:
-            return regroup(round_.play(), strategy.topology)
-        except BaseException:
-            # Within a larger transaction, the outermost run puts things back.
-            if frame.transaction is None:
-                transaction.roll_back()
-            raise
+        with all_or_nothing(frame) as frame:
+            return regroup(_Round(strategy, frame, fn, args, kwargs).play(), strategy.topology)
 
 
 class _Phase(enum.Enum):
@@ -73,28 +68,28 @@ class _Released(BaseException):
     """Unwinds a waiting replica after another one failed; user code does not catch it."""
 
 
-@dataclass(slots=True)
-class _Call:
-    """What a replica brought to a meeting."""
-
-    label: str
-    fn: Callable[..., Nest]
-    args: Sequence[Nest]
-    kwargs: Mapping[str, Nest]
-    always_wrap: bool
-
-
 class _Player:
     """One replica in one round: its phase, what it waits with, what it ended with."""
 
-    __slots__ = ("baton", "call", "error", "outcome", "phase", "result", "thread", "yielded")
+    __slots__ = (
+        "baton",
+        "error",
+        "meeting",
+        "outcome",
+        "phase",
+        "result",
+        "thread",
+        "trace_state",
+        "yielded",
+    )
 
     def __init__(self) -> None:
         self.phase = _Phase.NEW
-        self.call: _Call | None = None
+        self.meeting: Meeting | None = None
         self.outcome: Nest = None
         self.result: Nest = None
         self.error: BaseException | None = None
+        self.trace_state: Any = None
         self.thread: threading.Thread | None = None
         self.baton = threading.Semaphore(0)
         self.yielded = threading.Semaphore(0)
@@ -118,6 +113,7 @@ class _Round(Merger):
         self._players = [_Player() for _ in strategy.topology.local_replicas]
         self._released = False
         self._failure: BaseException | None = None
+        self._raised_together: BaseException | None = None
 
     def play(self) -> list[Nest]:
         """Runs every replica to its end; returns what they returned."""
@@ -137,19 +133,10 @@ class _Round(Merger):
             self._release_all()
         return [player.result for player in self._players]
 
-    def merge(
-        self,
-        local_index: int,
-        label: str,
-        fn: Callable[..., Nest],
-        args: Sequence[Nest],
-        kwargs: Mapping[str, Nest],
-        always_wrap: bool,
-    ) -> Nest:
-        _refuse_tracers(label, args, kwargs)
+    def merge(self, local_index: int, meeting: Meeting) -> Nest:
         player = self._players[local_index]
-        player.call = _Call(label, fn, args, kwargs, always_wrap)
-        player.phase = _Phase.WAITING
+        _require_numbers(meeting, player.trace_state)
+        player.meeting, player.phase = meeting, _Phase.WAITING
         if player.thread is None:
             self._meet(local_index)
         else:
@@ -157,8 +144,7 @@ class _Round(Merger):
             player.baton.acquire()
             if self._released:
                 raise _Released
-        player.phase = _Phase.RUNNING
-        player.call = None
+        player.meeting, player.phase = None, _Phase.RUNNING
         if player.error is not None:
             error, player.error = player.error, None
             raise error
@@ -175,13 +161,19 @@ class _Round(Merger):
                 self._pass_baton(other)
             if player.phase is _Phase.FAILED and player.error is not None:
                 self._fail(player.error)
-        calls = [player.call for player in self._players if player.call is not None]
-        if len(calls) < len(self._players) or len({call.label for call in calls}) > 1:
+        meetings = [player.meeting for player in self._players if player.meeting is not None]
+        if len(meetings) < len(self._players) or not all(
+            meeting.agrees_with(meetings[0]) for meeting in meetings
+        ):
             self._fail(self._mismatch())
         try:
-            outcomes = self._resolve(calls)
+            outcomes = self._resolve(meetings)
         except Exception as error:
+            error.add_note(
+                f"Raised where the replicas of {self._strategy!r} met for {meetings[0].label}."
+            )
             # All replicas get it, so that one which handles it does not leave the others behind.
+            self._raised_together = error
             for player in self._players:
                 player.error = error
         else:
@@ -193,12 +185,14 @@ class _Round(Merger):
         self._failure = error
         raise _Released
 
-    def _resolve(self, calls: Sequence[_Call]) -> list[Nest]:
-        topology, first = self._strategy.topology, calls[0]
-        args = regroup([tuple(c.args) for c in calls], topology, always_wrap=first.always_wrap)
-        kwargs = regroup([dict(c.kwargs) for c in calls], topology, always_wrap=first.always_wrap)
+    def _resolve(self, meetings: Sequence[Meeting]) -> list[Nest]:
+        topology, first = self._strategy.topology, meetings[0]
+        args, kwargs = regroup(
+            [meeting.arguments for meeting in meetings], topology, always_wrap=first.always_wrap
+        )
         with _context.entered(self._frame):
             result = first.fn(self._strategy, *args, **kwargs)
+        require_home(result, topology, first.label)
         return [select(result, index, topology) for index in range(len(self._players))]
 
     def _perform(self, index: int) -> None:
@@ -218,6 +212,7 @@ class _Round(Merger):
         )
         frame = replace(self._frame, kind=Kind.REPLICA, replica=context)
         player.phase = _Phase.RUNNING
+        player.trace_state = get_opaque_trace_state()
         try:
             with _context.entered(frame), jax.default_device(devices[0]):
                 args = select(tuple(self._args), index, topology)
@@ -226,7 +221,8 @@ class _Round(Merger):
             player.phase = _Phase.RETURNED
         except BaseException as error:
             player.error, player.phase = error, _Phase.FAILED
-            if len(self._players) > 1 and not isinstance(error, _Released):
+            named = error is self._raised_together or isinstance(error, _Released)
+            if len(self._players) > 1 and not named:
                 error.add_note(f"Raised in replica {replica_id} of {self._strategy!r}.")
 
     def _start(self, index: int) -> None:
@@ -273,21 +269,27 @@ class _Round(Merger):
         replicas = self._strategy.topology.local_replicas
         states = "; ".join(
             f"replica {replica} "
-            + (f"called {player.call.label}" if player.call else player.phase.value)
+            + (f"called {player.meeting.label}" if player.meeting else player.phase.value)
             for replica, player in zip(replicas, self._players, strict=True)
         )
         return CollectiveMismatch(
             f"The replicas of {self._strategy!r} do not agree on what to do together: {states}. "
-            "Every replica has to make the same collective calls in the same order; look for a "
-            "condition that depends on the replica or on its data."
+            "Every replica has to make the same collective calls, on the same variables, in the "
+            "same order; look for a condition that depends on the replica or on its data."
         )
 
 
-def _refuse_tracers(label: str, args: Sequence[Nest], kwargs: Mapping[str, Nest]) -> None:
-    for leaf in _nest.leaves((args, kwargs)):
-        if isinstance(leaf, Tracer):
-            raise MeetingInTrace(
-                f"`{label}` was called inside a JAX transformation (such as `jax.jit`, `jax.vmap` "
-                "or, for `merge_call`, `jax.grad`), where the replicas cannot meet. Call it "
-                "outside of the transformed function."
-            )
+def _require_numbers(meeting: Meeting, trace_state: Any) -> None:
+    """Refuses a meeting inside `jax.jit` and the like, where arrays have no numbers yet."""
+    traced = any(isinstance(leaf, Tracer) for leaf in _nest.leaves(meeting.arguments))
+    if not traced and get_opaque_trace_state() != trace_state:
+        # Something is at work. `jax.grad` leaves arrays that it does not differentiate as they
+        # are; whatever traces makes tracers even of constants.
+        traced = isinstance(jnp.zeros(()), Tracer)
+    if not traced:
+        return
+    raise MeetingInTrace(
+        f"`{meeting.label}` was called inside a JAX transformation (such as `jax.jit`, `jax.vmap` "
+        "or, for `merge_call`, `jax.grad`), where the replicas cannot meet. Call it outside of the "
+        "transformed function."
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -28,22 +29,35 @@ if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a replica comes to a meeting with.
+
+    `label` and `subjects` say what the meeting is about; those of all replicas have to agree.
+    """
+
+    label: str
+    fn: Callable[..., Nest]
+    arguments: tuple[tuple[Nest, ...], dict[str, Nest]]
+    always_wrap: bool = False
+    subjects: tuple[Any, ...] = ()
+
+    def agrees_with(self, other: Meeting) -> bool:
+        return (
+            self.label == other.label
+            and len(self.subjects) == len(other.subjects)
+            and all(a is b for a, b in zip(self.subjects, other.subjects, strict=True))
+        )
+
+
 class Merger(ABC):
     """How the replicas of one `run` meet: the single thing that an execution has to provide."""
 
     @abstractmethod
-    def merge(
-        self,
-        local_index: int,
-        label: str,
-        fn: Callable[..., Nest],
-        args: Sequence[Nest],
-        kwargs: Mapping[str, Nest],
-        always_wrap: bool,
-    ) -> Nest:
-        """Waits for all replicas, calls `fn(strategy, *args, **kwargs)` once, hands out the result.
+    def merge(self, local_index: int, meeting: Meeting) -> Nest:
+        """Waits for all replicas, calls `meeting.fn(strategy, ...)` once, hands out the result.
 
-        `args` and `kwargs` are merged over the replicas as `regroup` says.
+        The arguments are merged over the replicas as `regroup` says.
         """
 
 
@@ -121,7 +135,7 @@ class ReplicaContext:
         if not callable(fn):
             raise InvalidType(f"`merge_call` needs a function; got {fn!r}.")
         label = f"merge_call({getattr(fn, '__qualname__', repr(fn))})"
-        return self.merge(label, fn, args, kwargs or {}, always_wrap=False)
+        return self._meet(Meeting(label, fn, (tuple(args), dict(kwargs or {}))))
 
     def all_reduce(
         self,
@@ -143,7 +157,7 @@ class ReplicaContext:
             def reduce(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
                 return strategy.collectives.reduce(op, values, merged)
 
-            return self.merge(f"all_reduce({op.value})", reduce, arrays, {}, always_wrap=True)
+            return self.merge(f"all_reduce({op.value})", reduce, arrays)
 
         outputs = _differentiable(collective, lambda _, cotangents: collective(cotangents), leaves)
         return jax.tree.unflatten(structure, outputs)
@@ -167,7 +181,7 @@ class ReplicaContext:
             def gather(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
                 return [strategy.collectives.gather(value, axis, merged) for value in values]
 
-            return self.merge(f"all_gather(axis={axis})", gather, arrays, {}, always_wrap=True)
+            return self.merge(f"all_gather(axis={axis})", gather, arrays)
 
         def own_part(arrays: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
             def scatter(strategy: StrategyLike, sizes: PerReplica, *values: PerReplica) -> Any:
@@ -176,7 +190,7 @@ class ReplicaContext:
 
             sizes = np.array([np.shape(array)[axis] for array in arrays])
             label = f"gradient of all_gather(axis={axis})"
-            return self.merge(label, scatter, [sizes, *cotangents], {}, always_wrap=True)
+            return self.merge(label, scatter, [sizes, *cotangents])
 
         outputs = _differentiable(collective, own_part, leaves)
         return jax.tree.unflatten(structure, outputs)
@@ -188,7 +202,7 @@ class ReplicaContext:
             def combine(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
                 return [strategy.collectives.aggregate(aggregation, value) for value in values]
 
-            return self.merge(f"{aggregation.value} of a write", combine, arrays, {}, True)
+            return self.merge(f"{aggregation.value} of a write", combine, arrays)
 
         # What is written to a variable is not differentiated, as with a gradient tape.
         def no_gradient(arrays: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
@@ -201,19 +215,27 @@ class ReplicaContext:
         label: str,
         fn: Callable[..., Nest],
         args: Sequence[Nest],
-        kwargs: Mapping[str, Nest],
-        always_wrap: bool,
+        subjects: Sequence[Any] = (),
     ) -> Nest:
-        """Meets the other replicas; `label` is what an error calls this meeting."""
+        """Meets the other replicas; `fn` gets every leaf of `args` as a `PerReplica`.
+
+        Errors call the meeting `label`; `subjects` are the objects that it is about.
+        """
+        return self._meet(
+            Meeting(label, fn, (tuple(args), {}), always_wrap=True, subjects=tuple(subjects))
+        )
+
+    def _meet(self, meeting: Meeting) -> Nest:
         frame = _context.current()
         here = frame.replica is self or (self._identity is None and frame.strategy is None)
         if frame.kind is not Kind.REPLICA or not here:
             raise ContextError(
-                f"`{label}` was called on replica {self._replica_id} of {self._strategy!r} outside "
-                f"of its replica context. Current context: {frame}. Call it in the function given "
-                "to `strategy.run`; across replicas use `strategy.reduce` or `strategy.gather`."
+                f"`{meeting.label}` was called on replica {self._replica_id} of "
+                f"{self._strategy!r} outside of its replica context. Current context: {frame}. "
+                "Call it in the function given to `strategy.run`; across replicas use "
+                "`strategy.reduce` or `strategy.gather`."
             )
-        return self._merger.merge(self._local_index, label, fn, args, kwargs, always_wrap)
+        return self._merger.merge(self._local_index, meeting)
 
     def _numeric_leaves(self, value: Nest, method: str) -> tuple[list[jax.Array], Any]:
         leaves, structure = jax.tree.flatten(value)

@@ -82,11 +82,10 @@ class Optimizer:
             self._apply(gradients, variables)
             return
         replica.merge(
-            f"apply_gradients of {self._name!r}",
+            f"apply_gradients of {self._name!r} to {_names(variables)}",
             functools.partial(self._sum_and_apply, variables=variables),
             gradients,
-            {},
-            always_wrap=True,
+            subjects=(self, *variables),
         )
 
     def _sum_and_apply(

@@ -25,6 +25,7 @@ Axis = int | Sequence[int] | None
 
 def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) -> Nest:
     """One array for each leaf, on the first local device."""
+    collectives = strategy.collectives
     leaves, structure = _nest.flatten(nest)
     values = [as_per_replica(strategy, leaf) for leaf in leaves]
     for leaf, value in zip(leaves, values, strict=True):
@@ -33,11 +34,13 @@ def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) ->
             raise InvalidArgument(
                 f"`reduce {op.value}` got a value that is the same on all replicas of "
                 f"{strategy!r}: {leaf!r}. Summing it would multiply it by the number of replicas, "
-                "which is hardly ever meant. Reduce what `strategy.run` returned, or use MEAN."
+                "which is hardly ever meant. Use MEAN, or reduce what `strategy.run` returned; of "
+                "an object that all replicas return, such as a small Python number, `run` makes "
+                "no per-replica value: return `jnp.asarray(number)`."
             )
     if axis is None:
         distributed = [value for value in values if value is not None]
-        reduced = iter(strategy.collectives.reduce(op, distributed, CommunicationOptions()))
+        reduced = iter(collectives.reduce(op, distributed, CommunicationOptions()))
         outputs = [
             leaf_array(leaf) if value is None else next(reduced).primary
             for leaf, value in zip(leaves, values, strict=True)
@@ -46,7 +49,7 @@ def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) ->
         outputs = [
             jnp.mean(leaf_array(leaf), axis=_axes(axis, [leaf_array(leaf)]))
             if value is None
-            else _reduce_over_axis(strategy, op, value, axis)
+            else collectives.reduce_over(op, value, _axes(axis, value.values)).primary
             for leaf, value in zip(leaves, values, strict=True)
         ]
     return jax.tree.unflatten(structure, outputs)
@@ -88,26 +91,6 @@ def as_per_replica(
 
 def leaf_array(leaf: Any) -> jax.Array:
     return jnp.asarray(leaf.primary if isinstance(leaf, Mirrored) else leaf)
-
-
-def _reduce_over_axis(
-    strategy: StrategyLike, op: ReduceOp, value: PerReplica, axis: int | Sequence[int]
-) -> jax.Array:
-    axes = _axes(axis, value.values)
-    collectives = strategy.collectives
-
-    def local_sum(component: Any) -> jax.Array:
-        array = jnp.asarray(component)
-        if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
-            array = array.astype(jnp.result_type(float))
-        dtype = jnp.int32 if array.dtype == jnp.bool_ else array.dtype
-        return jnp.sum(array, axis=axes, dtype=dtype)
-
-    (total,) = collectives.reduce(ReduceOp.SUM, [value.map(local_sum)], CommunicationOptions())
-    if op is ReduceOp.SUM:
-        return total.primary
-    # The number of elements over all replicas: a last partial batch weighs what it has.
-    return total.primary / jnp.asarray(collectives.count(value, axes), total.primary.dtype)
 
 
 def _axes(axis: int | Sequence[int], components: Sequence[Any]) -> tuple[int, ...]:

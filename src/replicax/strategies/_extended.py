@@ -34,7 +34,7 @@ from replicax.values import (
     regroup,
     require_home,
 )
-from replicax.variables import MirroredPlacement, Transaction, Variable, VariablePlacement
+from replicax.variables import MirroredPlacement, Variable, VariablePlacement, all_or_nothing
 
 if TYPE_CHECKING:
     from replicax.strategies._strategy import Strategy
@@ -343,21 +343,16 @@ class StrategyExtended:
                 )
             if isinstance(leaf, Variable):
                 self._require_own(leaf, method)
-        transaction = frame.transaction or Transaction()
         results: list[Nest] = []
-        try:
+        with all_or_nothing(frame) as frame:
             for index, device in enumerate(devices):
-                here = replace(frame, kind=Kind.UPDATE, copy=index, transaction=transaction)
+                here = replace(frame, kind=Kind.UPDATE, copy=index)
                 with _context.entered(here), jax.default_device(device):
                     here_args, here_kwargs = _nest.transform(
                         lambda leaf, index=index, device=device: _copy_at(leaf, index, device),
                         arguments,
                     )
                     results.append(fn(*here_args, **here_kwargs))
-        except BaseException:
-            if frame.transaction is None:
-                transaction.roll_back()
-            raise
         if not group:
             return _nest.transform(lambda *leaves: list(leaves), *results)
         topology = self._topology if len(results) > 1 else Topology.of(devices)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from replicax import _context, _nest
 from replicax._enums import ReduceOp
 from replicax._typing import Nest
-from replicax.errors import InvalidArgument, InvalidType
+from replicax.errors import InvalidArgument, InvalidType, NotPicklable
 from replicax.strategies._combining import Axis, gather_nest, reduce_nest
 from replicax.values import DistributedValues, place, regroup, require_home
 from replicax.variables import Variable
@@ -225,6 +225,12 @@ class Strategy:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_replicas_in_sync})"
+
+    def __reduce__(self) -> Any:
+        raise NotPicklable(
+            f"{self!r} cannot be pickled: it stands for devices of this process. Make the strategy "
+            "again in the other process."
+        )
 
     def __deepcopy__(self, memo: Any) -> Strategy:
         return self  # it stands for devices, of which there is one set

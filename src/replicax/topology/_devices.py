@@ -60,11 +60,19 @@ def resolve_devices(devices: Iterable[DeviceLike]) -> tuple[jax.Device, ...]:
     """`resolve_device` for several, splitting the host CPU as far as their names ask."""
     if isinstance(devices, (str, jax.Device)):
         devices = [devices]
-    names = [_Name.parse(device) if isinstance(device, str) else device for device in devices]
+    names = [_name_or_device(device) for device in devices]
     cpus = [name.index + 1 for name in names if isinstance(name, _Name) and name.platform == "cpu"]
     if cpus:
         _split_host_cpu_unless_told_how(max(cpus))
     return tuple(_find(name) if isinstance(name, _Name) else name for name in names)
+
+
+def _name_or_device(device: DeviceLike) -> _Name | jax.Device:
+    if isinstance(device, jax.Device):
+        return device
+    if isinstance(device, str):
+        return _Name.parse(device)
+    raise DeviceError(f"A device is a name or a `jax.Device`; got {device!r}.")
 
 
 def best_devices() -> tuple[jax.Device, ...]:

@@ -161,8 +161,8 @@ class PerReplica(DistributedValues):
             "`strategy.experimental_local_results`, or use it inside `strategy.run`."
         )
 
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self.__jax_array__  # noqa: B018  raises
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        return self.__jax_array__
 
 
 @final

@@ -11,7 +11,7 @@ from replicax.variables._placement import (
     VariablePlacement,
 )
 from replicax.variables._plain import PlainVariable
-from replicax.variables._state import Overlay, Transaction
+from replicax.variables._state import Overlay, Transaction, all_or_nothing
 from replicax.variables._sync_on_read import SyncOnReadVariable
 from replicax.variables._variable import Variable, VariableRequest
 
@@ -29,6 +29,7 @@ __all__ = [
     "VariableCopy",
     "VariablePlacement",
     "VariableRequest",
+    "all_or_nothing",
     "grad",
     "value_and_grad",
 ]

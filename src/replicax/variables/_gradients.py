@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -46,7 +47,7 @@ def value_and_grad(
                 "out of `variables`, or give it a float dtype."
             )
     distinct = list(dict.fromkeys(leaves))
-    code = getattr(fn, "__code__", type(fn))
+    code = _code_of(fn)
 
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Nest]:
         frame = _context.current()
@@ -87,3 +88,10 @@ def grad(fn: Callable[..., Any], variables: Nest, has_aux: bool = False) -> Call
         return (gradients, value[1]) if has_aux else gradients
 
     return differentiated
+
+
+def _code_of(fn: Callable[..., Any]) -> Any:
+    """What stands for `fn` from one call to the next, although it may be another closure then."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", type(fn))

@@ -38,7 +38,7 @@ class SyncOnWriteVariable(Variable):
 
         assert frame.replica is not None
         label = f"assignment to variable {self.name!r}"
-        frame.replica.merge(label, merged, (value,), {}, always_wrap=True)
+        frame.replica.merge(label, merged, (value,), subjects=(self,))
 
     def _agreed(self, frame: Frame, value: jax.Array) -> jax.Array:
         if not self._in_replica(frame):

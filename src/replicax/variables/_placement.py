@@ -6,10 +6,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, final
 
 import jax
-import jax.numpy as jnp
 
-from replicax._enums import VariableAggregation, VariableSynchronization
-from replicax.errors import InvalidArgument
+from replicax._enums import VariableSynchronization
 from replicax.topology import Topology
 from replicax.variables._aggregating import AggregatingVariable
 from replicax.variables._mirrored import MirroredVariable
@@ -43,8 +41,8 @@ class MirroredPlacement(VariablePlacement):
         self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
     ) -> Variable:
         if request.synchronization is VariableSynchronization.ON_READ:
-            return _checked(SyncOnReadVariable.create(request, strategy))
-        return _checked(MirroredVariable.create(request, strategy))
+            return SyncOnReadVariable.create(request, strategy)
+        return MirroredVariable.create(request, strategy)
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices
@@ -61,8 +59,8 @@ class ParameterDevicePlacement(VariablePlacement):
         self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
     ) -> Variable:
         if request.synchronization is VariableSynchronization.ON_READ:
-            return _checked(SyncOnReadVariable.create(request, strategy))
-        return _checked(AggregatingVariable.create(request, strategy, self._device))
+            return SyncOnReadVariable.create(request, strategy)
+        return AggregatingVariable.create(request, strategy, self._device)
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return (self._device,)
@@ -79,19 +77,3 @@ class OneDevicePlacement(VariablePlacement):
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices
-
-
-def _checked(variable: Variable) -> Variable:
-    if variable.synchronization is VariableSynchronization.NONE:
-        raise InvalidArgument(
-            f"Variable {variable.name!r} asks for `synchronization=NONE`, but this strategy keeps "
-            "variables in sync. Use AUTO, ON_WRITE or ON_READ."
-        )
-    if variable.aggregation is VariableAggregation.MEAN and not jnp.issubdtype(
-        variable.dtype, jnp.inexact
-    ):
-        raise InvalidArgument(
-            f"Variable {variable.name!r} has dtype {variable.dtype} and `aggregation=MEAN`, but a "
-            "mean of whole numbers is fractional. Use SUM or ONLY_FIRST_REPLICA, or a float dtype."
-        )
-    return variable

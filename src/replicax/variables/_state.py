@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
+
+from replicax._context import Frame
 
 if TYPE_CHECKING:
     import jax
@@ -57,3 +62,20 @@ class Transaction:
     def roll_back(self) -> None:
         for variable, state in self._before.items():
             variable.restore_state(state)
+
+
+@contextmanager
+def all_or_nothing(frame: Frame) -> Iterator[Frame]:
+    """A frame for a function whose failure leaves every variable as it was.
+
+    Inside another such function, it is the outermost one that puts things back.
+    """
+    if frame.transaction is not None:
+        yield frame
+        return
+    transaction = Transaction()
+    try:
+        yield replace(frame, transaction=transaction)
+    except BaseException:
+        transaction.roll_back()
+        raise

@@ -41,6 +41,8 @@ class VariableRequest:
         """The initial value; calls it if it is a callable."""
         value = self.initial_value() if callable(self.initial_value) else self.initial_value
         array = jnp.asarray(value, dtype=self.dtype)
+        if array.weak_type:  # a Python number's: it would make the type of results depend on this
+            array = jax.lax.convert_element_type(array, array.dtype)
         if isinstance(array, Tracer):
             raise InvalidType(
                 f"The initial value of variable {self.name!r} is a tracer of a JAX transformation, "
@@ -343,13 +345,30 @@ def create_variable(request: VariableRequest) -> Variable:
     if strategy is None:
         return PlainVariable.create(request, None, None)
     if frame.replica is None:
-        return strategy.placement.create(request, strategy, frame.colocate_with)
+        return _placed(request, strategy, frame)
 
     def merged(strategy: StrategyLike, requests: Any) -> Variable:
-        return strategy.placement.create(requests.primary, strategy, frame.colocate_with)
+        return _placed(requests.primary, strategy, frame)
 
     label = f"Variable(name={request.name!r})"
-    return frame.replica.merge(label, merged, (request,), {}, always_wrap=True)
+    return frame.replica.merge(label, merged, (request,))
+
+
+def _placed(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> Variable:
+    """The strategy's variable; refuses what would break once there are several replicas."""
+    if request.synchronization is VariableSynchronization.NONE:
+        raise InvalidArgument(
+            f"Variable {request.name!r} asks for `synchronization=NONE`, but a strategy keeps its "
+            "variables in sync. Use AUTO, ON_WRITE or ON_READ."
+        )
+    variable = strategy.placement.create(request, strategy, frame.colocate_with)
+    mean = request.aggregation is VariableAggregation.MEAN
+    if mean and not jnp.issubdtype(variable.dtype, jnp.inexact):
+        raise InvalidArgument(
+            f"Variable {request.name!r} has dtype {variable.dtype} and `aggregation=MEAN`, but a "
+            "mean of whole numbers is fractional. Use SUM or ONLY_FIRST_REPLICA, or a float dtype."
+        )
+    return variable
 
 
 def _replace(old: Any, new: Any) -> Any:

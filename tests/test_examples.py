@@ -1,0 +1,32 @@
+"""The examples run, and do what they say."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import sklearn.datasets  # noqa: F401  here, because it sets environment variables
+from click.testing import CliRunner
+
+PROJECT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_digits(replicas):
+    main = runpy.run_path(str(PROJECT / "examples" / "digits.py"))["main"]
+    outcome = CliRunner().invoke(
+        main, ["--replicas", str(replicas), "--epochs", "30"], catch_exceptions=False
+    )
+    assert outcome.exit_code == 0
+    accuracy = re.search(r"Test accuracy on 360 unseen digits: (\d\.\d+)", outcome.output)
+    assert accuracy is not None
+    assert float(accuracy[1]) >= 0.95
+    assert f"cpu:{replicas - 1}" in outcome.output
+
+
+def test_the_readme_runs(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert re.search(r"loss 0\.0\d+", capsys.readouterr().out)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from replicax.errors import ContextError
 
 if TYPE_CHECKING:
-    from replicax._typing import Replica, StrategyLike
+    from replicax._typing import ProgramLike, Replica, StrategyLike
     from replicax.variables import Overlay, Transaction, Variable
 
 
@@ -31,7 +31,8 @@ class Frame:
 
     `replica` is set in replica context and `copy`, the copy of the variables being updated, in
     update context. `overlay` holds values that variables have for a differentiated function only,
-    `transaction` what to restore should the running function fail.
+    `transaction` what to restore should the running function fail, `program` the program that is
+    being traced.
     """
 
     strategy: StrategyLike | None = None
@@ -41,6 +42,7 @@ class Frame:
     colocate_with: Variable | None = None
     overlay: Overlay | None = None
     transaction: Transaction | None = None
+    program: ProgramLike | None = None
     installed: bool = False
 
     def __str__(self) -> str:

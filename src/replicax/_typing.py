@@ -10,8 +10,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from replicax.collectives import Collectives
+    from replicax.execution import Executor
     from replicax.topology import Topology
-    from replicax.variables import VariablePlacement
+    from replicax.variables import Variable, VariablePlacement
 
 ArrayLike: TypeAlias = "jax.Array | np.ndarray | np.generic | bool | int | float | complex"
 Nest: TypeAlias = Any  # a JAX pytree
@@ -34,6 +35,26 @@ class StrategyLike(Protocol):
 
     @property
     def placement(self) -> VariablePlacement: ...
+
+
+class ProgramLike(Protocol):
+    """A program that is being traced, from the point of view of those who take part in it."""
+
+    @property
+    def collectives(self) -> Collectives | None:
+        """How values are combined inside; None where that is as outside of programs."""
+        ...
+
+    @property
+    def executor(self) -> Executor:
+        """How a function runs on the replicas from here."""
+        ...
+
+    def state_of(self, variable: Variable) -> Any:
+        """The state of a variable at this point of the program."""
+        ...
+
+    def set_state_of(self, variable: Variable, state: Any) -> None: ...
 
 
 class Replica(Protocol):

@@ -10,6 +10,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from replicax._enums import ReduceOp
 from replicax.collectives._dispatch import launch
@@ -49,6 +50,8 @@ class AcrossArrays(Collectives):
     def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
         require_numeric(value, "gather")
         require_gatherable(value, axis)
+        if isinstance(value.array(self._topology) if value.uniform else None, Tracer):
+            return self.mirror(jnp.concatenate(value.values, axis=int(axis)))
         # On the first device: the components may differ in size along the axis, and would need a
         # program for every combination of sizes.
         first = self._topology.local_devices[0]
@@ -59,11 +62,26 @@ class AcrossArrays(Collectives):
         return self.mirror(value.primary)
 
     def count(self, value: PerReplica, axes: tuple[int, ...]) -> int:
-        return sum(math.prod(np.shape(c)[axis] for axis in axes) for c in value.values)
+        sizes = [math.prod(np.shape(x)[axis] for axis in axes) for x in value.samples()]
+        return sum(sizes) if len(sizes) > 1 else sizes[0] * self._topology.num_replicas
 
     def mirror(self, value: Any) -> Mirrored:
-        """A copy of `value` on every replica's device."""
-        return Mirrored.from_array(self._topology.replicate(value), self._topology)
+        if isinstance(value, Mirrored):
+            if value.topology == self._topology:
+                return value
+            value = value.primary
+        return self.as_mirrored(self._topology.replicate(value))
+
+    def as_mirrored(self, array: jax.Array) -> Mirrored:
+        return Mirrored.from_array(array, self._topology)
+
+    def distribute(self, values: Sequence[Any]) -> PerReplica:
+        topology = self._topology
+        parts = [
+            place(values[replica], device)
+            for replica, device in zip(topology.local_replicas, topology.local_devices, strict=True)
+        ]
+        return PerReplica(parts, topology)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from replicax import _context
 from replicax.topology import Topology
 
 _lock = threading.Lock()
@@ -22,7 +23,8 @@ def launch(topology: Topology, program: Callable[..., Any], *args: Any) -> Any:
     costs nothing measurable there. The lock keeps two threads from queueing their programs on the
     devices in different orders. Accelerators queue in order and need none of this.
     """
-    if topology.num_replicas == 1 or topology.devices[0][0].platform != "cpu":
+    tracing = _context.current().program is not None
+    if tracing or topology.num_replicas == 1 or topology.devices[0][0].platform != "cpu":
         return program(*args)
     with _lock:
         for array in _previous:

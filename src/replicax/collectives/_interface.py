@@ -34,6 +34,18 @@ class Collectives(ABC):
         """The first replica's component."""
 
     @abstractmethod
+    def mirror(self, value: Any) -> Mirrored:
+        """One array, brought to every replica."""
+
+    @abstractmethod
+    def as_mirrored(self, array: jax.Array) -> Mirrored:
+        """An array that every replica has already."""
+
+    @abstractmethod
+    def distribute(self, values: Sequence[Any]) -> PerReplica:
+        """`values[i]` for replica i."""
+
+    @abstractmethod
     def count(self, value: PerReplica, axes: tuple[int, ...]) -> Any:
         """How many elements all components have together along `axes`."""
 
@@ -52,8 +64,7 @@ class Collectives(ABC):
             return total
         # The number of elements over all replicas: a last partial batch weighs what it has.
         count = self.count(value, axes)
-        means = [part / jnp.asarray(count, part.dtype) for part in total.values]
-        return Mirrored(means, total.topology)
+        return total.map(lambda array: array / jnp.asarray(count, array.dtype))
 
     def aggregate(self, aggregation: VariableAggregation, value: PerReplica) -> Mirrored:
         """Combines what the replicas write to a variable, or have in their copies of it."""
@@ -65,7 +76,7 @@ class Collectives(ABC):
 
 def require_numeric(value: Any, method: str) -> None:
     """Refuses components that are no numbers."""
-    components = value.values if isinstance(value, PerReplica) else (value,)
+    components = value.samples() if isinstance(value, PerReplica) else (value,)
     for component in components:
         dtype = getattr(component, "dtype", None)
         if dtype is None:
@@ -79,21 +90,22 @@ def require_numeric(value: Any, method: str) -> None:
 
 def require_alike(value: PerReplica, method: str) -> None:
     """Refuses components of different shape or dtype."""
-    dtypes = [jnp.result_type(component) for component in value.values]
+    samples = value.samples()
+    dtypes = [jnp.result_type(getattr(sample, "dtype", sample)) for sample in samples]
     if len(set(dtypes)) > 1:
         seen = ", ".join(f"replica {i}: {dtype}" for i, dtype in enumerate(dtypes))
         raise InvalidType(f"`{method}` needs one dtype on all replicas; got {seen}.")
-    if len({np.shape(component) for component in value.values}) > 1:
+    if not value.uniform:
         raise ShapeMismatch(
-            f"`{method}` needs equal shapes on all replicas; got {describe_shapes(value.values)}. "
+            f"`{method}` needs equal shapes on all replicas; got {describe_shapes(samples)}. "
             "To combine batches of different size, give `strategy.reduce` the batch axis: `axis=0`."
         )
 
 
 def require_gatherable(value: PerReplica, axis: int) -> None:
     """Checks that components can be put one after another along `axis`."""
-    shapes = [np.shape(component) for component in value.values]
-    seen = describe_shapes(value.values)
+    shapes = [np.shape(sample) for sample in value.samples()]
+    seen = describe_shapes(value.samples())
     if any(not shape for shape in shapes):
         raise ShapeMismatch(
             f"`gather` needs values with at least one dimension; got {seen}. "

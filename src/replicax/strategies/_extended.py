@@ -165,7 +165,8 @@ class StrategyExtended:
             )
         frame = _context.cross_replica(self._strategy, method)
         require_home((args, kwargs), self._topology, method)
-        return self._executor.run(self._strategy, frame, fn, args, kwargs or {})
+        executor = self._executor if frame.program is None else frame.program.executor
+        return executor.run(self._strategy, frame, fn, args, kwargs or {})
 
     # Combining.
 
@@ -233,7 +234,7 @@ class StrategyExtended:
                     )
         with _context.entered(frame):
             distributed = [value for value in values if value is not None]
-            reduced = iter(self._collectives.reduce(op, distributed, merged))
+            reduced = iter(self._strategy.collectives.reduce(op, distributed, merged))
             return [
                 self._deliver(value if per_replica is None else next(reduced), devices)
                 for (value, _), per_replica, devices in zip(pairs, values, targets, strict=True)

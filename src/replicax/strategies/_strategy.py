@@ -102,6 +102,9 @@ class Strategy:
     @property
     def collectives(self) -> Collectives:
         """How its replicas' values are combined."""
+        program = _context.current().program
+        if program is not None and program.collectives is not None:
+            return program.collectives
         return self._extended.collectives
 
     @property

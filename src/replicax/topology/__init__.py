@@ -6,9 +6,10 @@ from replicax.topology._devices import (
     resolve_devices,
     set_logical_cpu_devices,
 )
-from replicax.topology._topology import Topology
+from replicax.topology._topology import REPLICA_AXIS, Topology
 
 __all__ = [
+    "REPLICA_AXIS",
     "Topology",
     "best_devices",
     "resolve_device",

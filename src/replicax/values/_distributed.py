@@ -3,6 +3,7 @@
 Both are views of one global `jax.Array` over the mesh of a topology, or of a tuple of components,
 or of both: whichever a caller asks for is made from the other on demand and kept. Compiled
 programs take and give global arrays, eager replicas components; neither pays for the other.
+Inside the part of a program that every replica runs, the array is the replica's own component.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any, NoReturn, Self, final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from replicax._operators import ArrayOperators
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
-from replicax.topology import Topology
+from replicax.topology import REPLICA_AXIS, Topology
 
 
 class DistributedValues(ABC):
@@ -26,11 +28,12 @@ class DistributedValues(ABC):
     A leaf in every nest: `jax.tree.map` sees the whole value, not its components.
     """
 
-    __slots__ = ("__weakref__", "_array", "_components", "_topology")
+    __slots__ = ("__weakref__", "_array", "_components", "_inside", "_topology")
 
     _topology: Topology | None
     _components: tuple[Any, ...] | None
     _array: jax.Array | None
+    _inside: bool
 
     def __init__(self, values: Sequence[Any], topology: Topology | None = None) -> None:
         if not values:
@@ -43,6 +46,7 @@ class DistributedValues(ABC):
         self._topology = topology
         self._components = tuple(values)
         self._array = None
+        self._inside = False
 
     @property
     def topology(self) -> Topology | None:
@@ -61,14 +65,27 @@ class DistributedValues(ABC):
         """The component of the first local replica."""
         return self.values[0]
 
+    def component(self, index: int) -> Any:
+        """What local replica `index` has; inside a program, what the replica itself has."""
+        return self._array if self._inside else self.values[index]
+
     def replaced(self, index: int, component: Any) -> Self:
         """The same value with another component for local replica `index`."""
+        if self._inside:
+            return self._of_array(component, self._topology, True)
         values = self.values
         return type(self)((*values[:index], component, *values[index + 1 :]), self._topology)
 
     @abstractmethod
     def array(self, topology: Topology) -> jax.Array:
         """The global array over the mesh of `topology`."""
+
+    @classmethod
+    def _of_array(cls, array: jax.Array, topology: Topology | None, inside: bool) -> Self:
+        self = cls.__new__(cls)
+        self._topology, self._components, self._array = topology, None, array
+        self._inside = inside
+        return self
 
     def _take_apart(self) -> tuple[jax.Array, ...]:
         """Components out of the global array: what each replica's device holds of it."""
@@ -107,17 +124,29 @@ class PerReplica(DistributedValues):
 
     @classmethod
     def from_array(
-        cls, array: jax.Array, topology: Topology, *, scalars: bool = False
+        cls,
+        array: jax.Array,
+        topology: Topology,
+        *,
+        scalars: bool = False,
+        inside: bool = False,
     ) -> PerReplica:
-        """Of an array that is split over the replicas; `scalars` if each row is one component."""
-        self = cls.__new__(cls)
-        self._topology, self._components, self._array = topology, None, array
-        self._scalars = scalars
+        """Of an array that is split over the replicas; `scalars` if each row is one component.
+
+        `inside` a program, of the replica's own component.
+        """
+        self = cls._of_array(array, topology, inside)
+        self._scalars = array.ndim == 0 if inside else scalars
         return self
 
     def map(self, function: Callable[[Any], Any]) -> PerReplica:
         """`function` of every component."""
-        return PerReplica([function(component) for component in self.values], self._topology)
+        topology = self._topology
+        if self._inside and topology is not None:
+            return PerReplica.from_array(function(self._array), topology, inside=True)
+        if isinstance(self._array, Tracer) and topology is not None:
+            return _unstacked(jax.vmap(function)(self._stacked(self._array)), topology)
+        return PerReplica([function(component) for component in self.values], topology)
 
     def array(self, topology: Topology) -> jax.Array:
         """The global array over `topology`: components one after another, scalars stacked.
@@ -126,12 +155,15 @@ class PerReplica(DistributedValues):
         """
         if self._array is None:
             components = self.values
-            if len({np.shape(c) for c in components}) > 1:
+            if not self.uniform:
                 raise ShapeMismatch(
                     "The replicas' values need equal shapes here; got "
                     f"{describe_shapes(components)}."
                 )
             self._scalars = np.ndim(components[0]) == 0
+            if any(isinstance(c, Tracer) for c in components):
+                combine = jnp.stack if self._scalars else jnp.concatenate
+                return combine([jnp.asarray(c) for c in components])
             placed = [
                 place(jnp.reshape(c, (1,)) if self._scalars else c, device)
                 for c, device in zip(components, topology.local_devices, strict=True)
@@ -149,7 +181,35 @@ class PerReplica(DistributedValues):
             return np.ndim(self._components[0]) == 0
         return self._scalars
 
+    @property
+    def uniform(self) -> bool:
+        """Whether all components have one shape."""
+        return self._components is None or len({np.shape(c) for c in self._components}) == 1
+
+    def samples(self) -> tuple[Any, ...]:
+        """What shapes and dtypes can be read off: all components, or one where all are alike."""
+        if self._components is not None:
+            return self._components
+        assert self._array is not None
+        shape = self._array.shape
+        if not self._inside and self._topology is not None:
+            shape = shape[1:] if self._scalars else _component_shape(shape, self._topology)
+        return (jax.ShapeDtypeStruct(shape, self._array.dtype),)
+
+    def _stacked(self, array: jax.Array) -> jax.Array:
+        """The global array with a dimension for the replicas in front."""
+        assert self._topology is not None
+        if self._scalars:
+            return array
+        count = self._topology.num_replicas
+        return array.reshape(count, *_component_shape(array.shape, self._topology))
+
     def _take_apart(self) -> tuple[jax.Array, ...]:
+        assert self._array is not None
+        if self._inside:
+            return tuple(jax.lax.all_gather(self._array, REPLICA_AXIS))
+        if isinstance(self._array, Tracer):
+            return tuple(self._stacked(self._array))
         parts = super()._take_apart()
         return tuple(part.reshape(()) for part in parts) if self._scalars else parts
 
@@ -175,15 +235,21 @@ class Mirrored(ArrayOperators, DistributedValues):
     __slots__ = ()
 
     @classmethod
-    def from_array(cls, array: jax.Array, topology: Topology) -> Mirrored:
+    def from_array(cls, array: jax.Array, topology: Topology, *, inside: bool = False) -> Mirrored:
         """Of an array that is replicated over the devices of `topology`."""
-        self = cls.__new__(cls)
-        self._topology, self._components, self._array = topology, None, array
-        return self
+        return cls._of_array(array, topology, inside)
+
+    def map(self, function: Callable[[Any], Any]) -> Mirrored:
+        """`function` of the value, on every device."""
+        assert self._topology is not None
+        array = function(self.array(self._topology))
+        return Mirrored.from_array(array, self._topology, inside=self._inside)
 
     def array(self, topology: Topology) -> jax.Array:
         """The global array, replicated over the devices of `topology`."""
         if self._array is None:
+            if any(isinstance(c, Tracer) for c in self.values):
+                return self.values[0]
             placed = [
                 place(c, device)
                 for c, device in zip(self.values, topology.local_devices, strict=True)
@@ -192,6 +258,13 @@ class Mirrored(ArrayOperators, DistributedValues):
                 placed[0].shape, topology.replicated, placed
             )
         return self._array
+
+    def _take_apart(self) -> tuple[jax.Array, ...]:
+        assert self._array is not None
+        assert self._topology is not None
+        if self._inside or isinstance(self._array, Tracer):
+            return (self._array,) * len(self._topology.local_replicas)
+        return super()._take_apart()
 
     def numpy(self) -> np.ndarray:
         """The value as a NumPy array."""
@@ -202,10 +275,27 @@ class Mirrored(ArrayOperators, DistributedValues):
 
 
 def place(value: Any, device: jax.Device) -> jax.Array:
-    """`value` as an array on `device`; the array itself when it is there already."""
+    """`value` as an array on `device`; the array itself when it is there already.
+
+    What is traced has no device, and stays as it is.
+    """
+    if isinstance(value, Tracer):
+        return value
     if isinstance(value, jax.Array) and value.devices() == {device}:
         return value
     return jax.device_put(value, device)
+
+
+def _component_shape(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
+    return (shape[0] // topology.num_replicas, *shape[1:])
+
+
+def _unstacked(array: jax.Array, topology: Topology) -> PerReplica:
+    """Of an array with a dimension for the replicas in front."""
+    if array.ndim == 1:
+        return PerReplica.from_array(array, topology, scalars=True)
+    replicas, rows, *rest = array.shape
+    return PerReplica.from_array(array.reshape(replicas * rows, *rest), topology)
 
 
 def describe_shapes(components: Sequence[Any]) -> str:

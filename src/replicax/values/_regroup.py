@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from replicax import _nest
 from replicax._typing import Nest
 from replicax.errors import ForeignValue, StructureMismatch
 from replicax.topology import Topology
-from replicax.values._distributed import DistributedValues, Mirrored, PerReplica
+from replicax.values._distributed import DistributedValues, Mirrored, PerReplica, place
 
 
 class Component:
@@ -78,9 +79,9 @@ def select(nest: Nest, index: int, topology: Topology) -> Nest:
 
 def _select_leaf(leaf: Any, index: int, device: jax.Device) -> Any:
     if isinstance(leaf, DistributedValues):
-        return leaf.values[index]
-    if isinstance(leaf, jax.Array) and leaf.committed and leaf.devices() != {device}:
-        return jax.device_put(leaf, device)
+        return leaf.component(index)
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
+        return place(leaf, device)
     return leaf
 
 

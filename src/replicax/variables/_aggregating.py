@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 class AggregatingVariable(SyncOnWriteVariable):
     """What replicas write is combined first; each of them reads a copy on its own device."""
 
-    _state: jax.Array
-
     @classmethod
     def create(
         cls, request: VariableRequest, strategy: StrategyLike, device: jax.Device
@@ -35,16 +33,16 @@ class AggregatingVariable(SyncOnWriteVariable):
 
     @property
     def device(self) -> jax.Device:
-        return next(iter(self._state.devices()))
+        return next(iter(self._stored.devices()))
 
     def _read(self, frame: Frame) -> jax.Array:
         if frame.replica is not None:
-            return place(self._state, frame.replica.devices[0])
-        return self._state
+            return place(self.state, frame.replica.devices[0])
+        return self.state
 
     def _write_agreed(self, frame: Frame, combine: Combine, value: Any) -> None:
         array = value.primary if isinstance(value, Mirrored) else value
-        self.set_state(combine(self._state, place(array, self.device)))
+        self.set_state(combine(self.state, place(array, self.device)))
 
     def _settle(self, frame: Frame, value: jax.Array) -> None:
         # Every replica comes by with the same value; the first one's is stored.
@@ -52,10 +50,10 @@ class AggregatingVariable(SyncOnWriteVariable):
             self.set_state(place(value, self.device))
 
     def cross_replica_array(self) -> jax.Array:
-        return self._state
+        return self.state
 
     def store_cross_replica_array(self, array: jax.Array) -> None:
         self.set_state(array)
 
     def __repr__(self) -> str:
-        return f"AggregatingVariable:{{\n  0: {describe(self.name, self._state)}\n}}"
+        return f"AggregatingVariable:{{\n  0: {describe(self.name, self.state)}\n}}"

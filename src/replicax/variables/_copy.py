@@ -64,7 +64,7 @@ class VariableCopy(Component, Variable):
 
     @property
     def device(self) -> jax.Device:
-        return next(iter(self._container.read_copy(self._index).devices()))
+        return self._container._home.topology.local_devices[self._index]
 
     def _read(self, frame: Frame) -> jax.Array:
         return self._container.read_copy(self._index)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 
+from replicax import _context
 from replicax._context import Frame
 from replicax.errors import ContextError
 from replicax.values import Mirrored, place
@@ -15,13 +16,12 @@ from replicax.variables._variable import Combine, VariableRequest
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
+    from replicax.topology import Topology
 
 
 @final
 class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
     """Copies that are written together and are always equal."""
-
-    _state: Mirrored
 
     @classmethod
     def create(cls, request: VariableRequest, strategy: StrategyLike) -> MirroredVariable:
@@ -32,10 +32,14 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
 
     @property
     def device(self) -> jax.Device:
-        return next(iter(self.value.devices()))
+        frame = _context.current()
+        index = frame.copy if self._in_update(frame) else 0
+        if self._in_replica(frame) and frame.replica is not None:
+            index = frame.replica.local_index
+        return self._home.topology.local_devices[index or 0]
 
     def read_copy(self, index: int) -> jax.Array:
-        return self._state.values[index]
+        return self.state.component(index)
 
     def write_copy(self, frame: Frame, index: int, combine: Combine, value: Any) -> None:
         if not self._in_update(frame) or frame.copy != index:
@@ -46,7 +50,7 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
             )
         device = self._home.topology.local_devices[index]
         new = combine(self.read_copy(index), place(value, device))
-        self.set_state(self._state.replaced(index, new))
+        self.set_state(self.state.replaced(index, new))
 
     def _read(self, frame: Frame) -> jax.Array:
         if self._in_replica(frame):
@@ -62,30 +66,30 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
     def _write_agreed(self, frame: Frame, combine: Combine, value: Any) -> None:
         if self._in_update(frame):
             assert frame.copy is not None
-            value = value.values[frame.copy] if isinstance(value, Mirrored) else value
+            value = value.component(frame.copy) if isinstance(value, Mirrored) else value
             self.write_copy(frame, frame.copy, combine, value)
         else:
-            self.store_cross_replica_array(
-                combine(self.cross_replica_array(), self._everywhere(value))
-            )
+            everywhere = self._home.collectives.mirror(value).array(self._home.topology)
+            self.store_cross_replica_array(combine(self.cross_replica_array(), everywhere))
 
     def _settle(self, frame: Frame, value: jax.Array) -> None:
         if self._in_replica(frame):
             assert frame.replica is not None
-            self.set_state(self._state.replaced(frame.replica.local_index, value))
+            self.set_state(self.state.replaced(frame.replica.local_index, value))
         else:
-            self.store_cross_replica_array(self._everywhere(value))
+            self.set_state(self._home.collectives.mirror(value))
 
     def cross_replica_array(self) -> jax.Array:
-        return self._state.array(self._home.topology)
+        return self.state.array(self._home.topology)
 
     def store_cross_replica_array(self, array: jax.Array) -> None:
-        self.set_state(Mirrored.from_array(array, self._home.topology))
+        self.set_state(self._home.collectives.as_mirrored(array))
 
-    def _everywhere(self, value: Any) -> jax.Array:
-        topology = self._home.topology
-        if isinstance(value, Mirrored):
-            if value.topology == topology:
-                return value.array(topology)
-            value = value.primary
-        return topology.replicate(value)
+    def wrap_state(self, array: jax.Array, topology: Topology | None, inside: bool) -> Mirrored:
+        return Mirrored.from_array(array, self._home.topology, inside=inside)
+
+    def unwrap_state(self, state: Mirrored, topology: Topology | None) -> jax.Array:
+        return state.array(self._home.topology)
+
+    def rewrap_state(self, array: jax.Array, topology: Topology | None) -> Mirrored:
+        return Mirrored.from_array(array, self._home.topology)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from replicax._context import Frame, Kind
 from replicax.errors import ContextError
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 @final
 class PlainVariable(Variable):
     """What `rx.Variable` makes outside every scope, and under strategies with one device."""
-
-    _state: jax.Array
 
     @classmethod
     def create(
@@ -37,15 +36,15 @@ class PlainVariable(Variable):
 
     @property
     def device(self) -> jax.Device:
-        return next(iter(self._state.devices()))
+        return next(iter(self._stored.devices()))
 
     def _read(self, frame: Frame) -> jax.Array:
-        if frame.replica is not None and self._state.committed:
-            return place(self._state, frame.replica.devices[0])
-        return self._state
+        if frame.replica is not None and self._stored.committed:
+            return place(self.state, frame.replica.devices[0])
+        return self.state
 
     def _write(self, frame: Frame, combine: Combine, value: Any) -> None:
-        self._settle(frame, combine(self._state, self._here(self._agreed(frame, value))))
+        self._settle(frame, combine(self.state, self._here(self._agreed(frame, value))))
 
     def _agreed(self, frame: Frame, value: jax.Array) -> jax.Array:
         if frame.kind is Kind.REPLICA and frame.replica and frame.replica.num_replicas_in_sync > 1:
@@ -61,20 +60,24 @@ class PlainVariable(Variable):
 
     def _here(self, value: Any) -> jax.Array:
         value = jax.numpy.asarray(value)
-        return place(value, self.device) if self._state.committed or value.committed else value
+        if isinstance(value, Tracer):
+            return value
+        return place(value, self.device) if self._stored.committed or value.committed else value
 
     def cross_replica_array(self) -> jax.Array:
-        return self._state
+        return self.state
 
     def store_cross_replica_array(self, array: jax.Array) -> None:
         self.set_state(array)
 
     def __repr__(self) -> str:
-        return describe(self.name, self._state)
+        return describe(self.name, self.state)
 
 
 def describe(name: str, array: jax.Array) -> str:
     """One line for one copy."""
+    if isinstance(array, Tracer):
+        return f"<rx.Variable {name!r} shape={array.shape} dtype={array.dtype}, traced>"
     with np.printoptions(threshold=8, edgeitems=2):
         value = str(np.asarray(array)).replace("\n", "")
     return f"<rx.Variable {name!r} shape={array.shape} dtype={array.dtype}, value={value}>"

@@ -17,13 +17,12 @@ from replicax.variables._variable import Combine, VariableRequest, _replace
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
+    from replicax.topology import Topology
 
 
 @final
 class SyncOnReadVariable(VariableWithCopies):
     """Made with `synchronization=ON_READ`: replicas read and write their own copy, for free."""
-
-    _state: PerReplica
 
     @classmethod
     def create(cls, request: VariableRequest, strategy: StrategyLike) -> SyncOnReadVariable:
@@ -39,12 +38,12 @@ class SyncOnReadVariable(VariableWithCopies):
         return self._home.topology.local_devices[index]
 
     def read_copy(self, index: int) -> jax.Array:
-        return self._state.values[index]
+        return self.state.component(index)
 
     def write_copy(self, frame: Frame, index: int, combine: Combine, value: Any) -> None:
         device = self._home.topology.local_devices[index]
         new = combine(self.read_copy(index), place(value, device))
-        self.set_state(self._state.replaced(index, new))
+        self.set_state(self.state.replaced(index, new))
 
     def _read(self, frame: Frame) -> jax.Array:
         index = self._own_copy(frame)
@@ -56,13 +55,13 @@ class SyncOnReadVariable(VariableWithCopies):
                 f"value. Current context: {frame}. Read `variable.values`, or create it with "
                 "`aggregation=rx.VariableAggregation.SUM` (or MEAN, ONLY_FIRST_REPLICA)."
             )
-        total = self._home.collectives.aggregate(self.aggregation, self._state).primary
+        total = self._home.collectives.aggregate(self.aggregation, self.state).primary
         return total if frame.replica is None else place(total, frame.replica.devices[0])
 
     def _write(self, frame: Frame, combine: Combine, value: Any) -> None:
         index = self._own_copy(frame)
         if index is not None:
-            value = value.values[index] if isinstance(value, Mirrored) else value
+            value = value.component(index) if isinstance(value, Mirrored) else value
             self.write_copy(frame, index, combine, value)
             return
         if frame.kind is Kind.REPLICA and frame.strategy is not None:
@@ -84,21 +83,10 @@ class SyncOnReadVariable(VariableWithCopies):
     def _settle(self, frame: Frame, value: jax.Array) -> None:
         index = self._own_copy(frame)
         if index is not None:
-            self.set_state(self._state.replaced(index, value))
+            self.set_state(self.state.replaced(index, value))
             return
-        topology = self._home.topology
-        shares = _spread(value, topology.num_replicas, self.aggregation)
-        self.set_state(
-            PerReplica(
-                [
-                    place(shares[replica], device)
-                    for replica, device in zip(
-                        topology.local_replicas, topology.local_devices, strict=True
-                    )
-                ],
-                topology,
-            )
-        )
+        shares = _spread(value, self._home.topology.num_replicas, self.aggregation)
+        self.set_state(self._home.collectives.distribute(shares))
 
     def cross_replica_array(self) -> jax.Array:
         raise InvalidArgument(
@@ -108,6 +96,20 @@ class SyncOnReadVariable(VariableWithCopies):
 
     def store_cross_replica_array(self, array: jax.Array) -> None:
         self.cross_replica_array()
+
+    @property
+    def split_over_replicas(self) -> bool:
+        return True
+
+    def wrap_state(self, array: jax.Array, topology: Topology | None, inside: bool) -> PerReplica:
+        home = self._home.topology
+        return PerReplica.from_array(array, home, scalars=not self.shape, inside=inside)
+
+    def unwrap_state(self, state: PerReplica, topology: Topology | None) -> jax.Array:
+        return state.array(self._home.topology)
+
+    def rewrap_state(self, array: jax.Array, topology: Topology | None) -> PerReplica:
+        return self.wrap_state(array, topology, inside=False)
 
     def _own_copy(self, frame: Frame) -> int | None:
         """The copy that belongs to `frame`; None when it looks across replicas."""

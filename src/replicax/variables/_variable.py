@@ -18,10 +18,11 @@ from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._nest import Whole
 from replicax._operators import ArrayOperators
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
-from replicax.values import DistributedValues, Mirrored
+from replicax.values import DistributedValues, Mirrored, place
 
 if TYPE_CHECKING:
     from replicax._typing import ArrayLike, StrategyLike
+    from replicax.topology import Topology
 
 Combine = Callable[[Any, Any], Any]
 
@@ -80,7 +81,7 @@ class Variable(Whole, ArrayOperators):
 
     _strategy: StrategyLike | None
     _request: VariableRequest
-    _state: Any
+    _stored: Any
     _shape: tuple[int, ...]
     _dtype: np.dtype
 
@@ -121,7 +122,7 @@ class Variable(Whole, ArrayOperators):
     ) -> Self:
         """Makes an instance; `like` has the shape and dtype that the user sees."""
         self = object.__new__(cls)
-        self._strategy, self._request, self._state = strategy, request, state
+        self._strategy, self._request, self._stored = strategy, request, state
         self._shape, self._dtype = like.shape, like.dtype
         return self
 
@@ -245,14 +246,42 @@ class Variable(Whole, ArrayOperators):
 
     # For the rest of the library.
 
+    @property
+    def state(self) -> Any:
+        """All there is to know about the value here: stored, or in the program being traced."""
+        program = _context.current().program
+        return self._stored if program is None else program.state_of(self)
+
     def set_state(self, state: Any) -> None:
-        transaction = _context.current().transaction
-        if transaction is not None:
-            transaction.remember(self, self._state)
-        self._state = state
+        frame = _context.current()
+        if frame.program is not None:
+            frame.program.set_state_of(self, state)
+            return
+        if frame.transaction is not None:
+            frame.transaction.remember(self, self._stored)
+        self._stored = state
 
     def restore_state(self, state: Any) -> None:
-        self._state = state
+        self._stored = state
+
+    @property
+    def split_over_replicas(self) -> bool:
+        """Whether replicas have states of their own, rather than one and the same."""
+        return False
+
+    def wrap_state(self, array: jax.Array, topology: Topology | None, inside: bool) -> Any:
+        """The state that `array` stands for in a program over `topology`."""
+        return array
+
+    def unwrap_state(self, state: Any, topology: Topology | None) -> jax.Array:
+        """The array that stands for `state` in a program over `topology`."""
+        if topology is None or isinstance(state, Tracer):
+            return state
+        return topology.replicate(state)
+
+    def rewrap_state(self, array: jax.Array, topology: Topology | None) -> Any:
+        """The state to store of an array that a program has returned."""
+        return array if topology is None else place(array.addressable_data(0), self.device)
 
     def settle(self, value: jax.Array) -> None:
         """Stores what a function with an overlay has left for this variable."""
@@ -343,7 +372,8 @@ def create_variable(request: VariableRequest) -> Variable:
         )
     strategy = frame.strategy
     if strategy is None:
-        return PlainVariable.create(request, None, None)
+        with jax.ensure_compile_time_eval():
+            return PlainVariable.create(request, None, None)
     if frame.replica is None:
         return _placed(request, strategy, frame)
 
@@ -356,6 +386,11 @@ def create_variable(request: VariableRequest) -> Variable:
 
 def _placed(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> Variable:
     """The strategy's variable; refuses what would break once there are several replicas."""
+    with jax.ensure_compile_time_eval():  # a variable is made now, also while a program is traced
+        return _placed_now(request, strategy, frame)
+
+
+def _placed_now(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> Variable:
     if request.synchronization is VariableSynchronization.NONE:
         raise InvalidArgument(
             f"Variable {request.name!r} asks for `synchronization=NONE`, but a strategy keeps its "

@@ -5,7 +5,7 @@ Write a training step once; a strategy decides on which devices and in how many 
 
 from replicax import config, errors, experimental, parts
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
-from replicax.execution import ReplicaContext
+from replicax.execution import ReplicaContext, function
 from replicax.integrations.optax import Optimizer
 from replicax.strategies import (
     MirroredStrategy,
@@ -46,6 +46,7 @@ __all__ = [
     "errors",
     "experimental",
     "experimental_set_strategy",
+    "function",
     "get_replica_context",
     "get_strategy",
     "grad",

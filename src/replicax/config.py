@@ -1,5 +1,6 @@
-"""Settings of the process: `rx.config.set_logical_cpu_devices(n)`."""
+"""Settings of the process: `rx.config.set_logical_cpu_devices(n)` and the like."""
 
+from replicax.execution import run_functions_eagerly
 from replicax.topology import set_logical_cpu_devices
 
-__all__ = ["set_logical_cpu_devices"]
+__all__ = ["run_functions_eagerly", "set_logical_cpu_devices"]

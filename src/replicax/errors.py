@@ -15,6 +15,8 @@ of the reference API would catch, so `except ValueError` goes on working.
      │   ├─ StructureMismatch                          nests of different structure
      │   └─ MeetingInTrace                             replicas cannot meet inside `jax.jit`
      └─ NotPicklable          (TypeError)              tied to this process's devices
+
+`PerformanceHint` is the one warning, a `UserWarning`.
 """
 
 
@@ -60,6 +62,10 @@ class StructureMismatch(InvalidType):
 
 class MeetingInTrace(InvalidType):
     """Eager replicas were to meet inside a JAX transformation, where they have no numbers."""
+
+
+class PerformanceHint(UserWarning):
+    """Something works, and could be much faster."""
 
 
 class NotPicklable(ReplicaxError, TypeError):

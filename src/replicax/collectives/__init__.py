@@ -1,6 +1,8 @@
 """What replicas do together: one interface, an implementation for each execution."""
 
 from replicax.collectives._across_arrays import AcrossArrays
+from replicax.collectives._dispatch import launch
+from replicax.collectives._in_program import InProgram
 from replicax.collectives._interface import Collectives, require_numeric
 from replicax.collectives._options import (
     CollectiveHints,
@@ -15,6 +17,8 @@ __all__ = [
     "Collectives",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "InProgram",
+    "launch",
     "merge_options",
     "require_numeric",
 ]

@@ -42,7 +42,8 @@ class AcrossArrays(Collectives):
             return []
         # One program for all values: 0.4 ms for the six gradients of a small network on two
         # devices, where summing them one by one on the first device takes 0.7 ms.
-        program = _reduction(self._topology, op, tuple(value.scalars for value in values))
+        scalars = tuple(value.scalars for value in values)
+        program = _reduction(self._topology, op, scalars, options.dtype)
         arrays = [value.array(self._topology) for value in values]
         sums = launch(self._topology, program, arrays)
         return [Mirrored.from_array(array, self._topology) for array in sums]
@@ -85,18 +86,24 @@ class AcrossArrays(Collectives):
 
 
 @functools.lru_cache(maxsize=1024)
-def _reduction(topology: Topology, op: ReduceOp, scalars: tuple[bool, ...]) -> Any:
+def _reduction(
+    topology: Topology, op: ReduceOp, scalars: tuple[bool, ...], wire_dtype: str | None
+) -> Any:
     """A program that combines global arrays over the replicas."""
     replicas = topology.num_replicas
+    options = CommunicationOptions(dtype=wire_dtype)
 
     def combine(array: jax.Array, scalar: bool) -> jax.Array:
         if array.dtype == jnp.bool_:
             array = array.astype(jnp.int32)
         if not scalar:
             array = array.reshape(replicas, array.shape[0] // replicas, *array.shape[1:])
-        if op is ReduceOp.MEAN:
-            return jnp.mean(array, axis=0)
-        return jnp.sum(array, axis=0, dtype=array.dtype)
+        dtype = array.dtype
+        if op is ReduceOp.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
+            dtype = jnp.result_type(float)
+        wire = options.wire_dtype(dtype)
+        total = jnp.sum(array.astype(wire), axis=0, dtype=wire).astype(dtype)
+        return total / replicas if op is ReduceOp.MEAN else total
 
     def program(arrays: list[jax.Array]) -> list[jax.Array]:
         return [combine(array, scalar) for array, scalar in zip(arrays, scalars, strict=True)]

@@ -3,6 +3,17 @@
 from replicax.execution._direct import DirectExecutor
 from replicax.execution._eager import EagerExecutor
 from replicax.execution._executor import Executor
+from replicax.execution._function import Function, function, run_functions_eagerly
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 
-__all__ = ["DirectExecutor", "EagerExecutor", "Executor", "Meeting", "Merger", "ReplicaContext"]
+__all__ = [
+    "DirectExecutor",
+    "EagerExecutor",
+    "Executor",
+    "Function",
+    "Meeting",
+    "Merger",
+    "ReplicaContext",
+    "function",
+    "run_functions_eagerly",
+]

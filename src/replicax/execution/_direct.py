@@ -25,6 +25,10 @@ class DirectExecutor(Executor, Merger):
     def __init__(self, strategy: StrategyLike) -> None:
         self._strategy = strategy
 
+    @property
+    def traceable(self) -> bool:
+        return True
+
     def run(
         self,
         strategy: StrategyLike,

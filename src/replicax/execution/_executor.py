@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 class Executor(ABC):
     """Runs a function once on every replica and merges what they return."""
 
+    @property
+    def traceable(self) -> bool:
+        """Whether it can be used as it is while a program is traced."""
+        return False
+
     @abstractmethod
     def run(
         self,

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from replicax._enums import ReduceOp, VariableAggregation
+from replicax.collectives import CommunicationOptions
 from replicax.errors import ForeignValue, InvalidArgument, InvalidType, ShapeMismatch
 from replicax.strategies import Strategy, get_replica_context, get_strategy
 from replicax.values import Mirrored, PerReplica
@@ -25,6 +27,11 @@ class Optimizer:
 
     Create it in the strategy's scope, next to the variables.
 
+    Args:
+      tx: The transformation, such as `optax.adam(1e-3)`.
+      name: For messages, and for the names of the optimizer's own variables.
+      options: How gradients are summed over the replicas; by default in packs, and exactly.
+
     >>> import optax, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> with strategy.scope():
@@ -38,7 +45,13 @@ class Optimizer:
     (0.6, 1)
     """
 
-    def __init__(self, tx: optax.GradientTransformation, *, name: str = "Optimizer") -> None:
+    def __init__(
+        self,
+        tx: optax.GradientTransformation,
+        *,
+        name: str = "Optimizer",
+        options: CommunicationOptions | None = None,
+    ) -> None:
         if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
             raise InvalidType(
                 "An Optimizer wraps an Optax transformation, such as `optax.adam(1e-3)`; got "
@@ -46,6 +59,7 @@ class Optimizer:
             )
         self._tx = tx
         self._name = name
+        self._options = options
         self._trained: tuple[Variable, ...] | None = None
         self._slots: list[Variable] = []
         self._structure: Any = None
@@ -92,7 +106,8 @@ class Optimizer:
         self, strategy: Strategy, *gradients: PerReplica, variables: Sequence[Variable]
     ) -> None:
         pairs = list(zip(gradients, variables, strict=True))
-        self._apply(strategy.extended.batch_reduce_to(ReduceOp.SUM, pairs), variables)
+        reduced = strategy.extended.batch_reduce_to(ReduceOp.SUM, pairs, options=self._options)
+        self._apply(reduced, variables)
 
     def _apply(self, gradients: Sequence[Any], variables: Sequence[Variable]) -> None:
         pairs = {
@@ -109,9 +124,9 @@ class Optimizer:
             [variable.cross_replica_array() for variable in self.variables],
             [value for _, value in ordered],
         )
-        for variable, value in zip(self._trained, new_values, strict=True):
-            variable.store_cross_replica_array(value)
-        for variable, value in zip(self.variables, new_state, strict=True):
+        for variable, value in zip(
+            (*self._trained, *self.variables), (*new_values, *new_state), strict=True
+        ):
             variable.store_cross_replica_array(value)
 
     @functools.cached_property
@@ -138,7 +153,9 @@ class Optimizer:
                     "optimizer for each set."
                 )
             return
-        state = self._tx.init([variable.value for variable in variables])
+        # Now, also while a program is traced: slots are variables, and start with numbers.
+        with jax.ensure_compile_time_eval():
+            state = self._tx.init([variable.stored_value() for variable in variables])
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         strategy = get_strategy()
         slots = []
@@ -192,6 +209,8 @@ def _like(gradient: Any, value: jax.Array) -> jax.Array:
     """The gradient on the devices of the variable."""
     if isinstance(gradient, Mirrored) and gradient.topology is not None:
         gradient = gradient.array(gradient.topology)
+    if isinstance(value, Tracer):
+        return jnp.asarray(gradient)
     if isinstance(gradient, jax.Array) and gradient.sharding == value.sharding:
         return gradient
     return jax.device_put(gradient, value.sharding) if value.committed else jnp.asarray(gradient)

@@ -22,7 +22,7 @@ from replicax.collectives import (
     require_numeric,
 )
 from replicax.errors import ContextError, ForeignValue, InvalidArgument, InvalidType
-from replicax.execution import EagerExecutor, Executor
+from replicax.execution import EagerExecutor, Executor, Function
 from replicax.strategies._combining import as_per_replica, leaf_array
 from replicax.topology import Topology, resolve_devices
 from replicax.values import (
@@ -165,7 +165,13 @@ class StrategyExtended:
             )
         frame = _context.cross_replica(self._strategy, method)
         require_home((args, kwargs), self._topology, method)
-        executor = self._executor if frame.program is None else frame.program.executor
+        if isinstance(fn, Function):
+            if not fn.is_inlined(frame):
+                return fn.run_by(self._strategy, frame, args, kwargs or {})
+            fn = fn.python_function
+        executor = self._executor
+        if frame.program is not None and not executor.traceable:
+            executor = frame.program.executor
         return executor.run(self._strategy, frame, fn, args, kwargs or {})
 
     # Combining.

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from replicax import _context
 from replicax._operators import ArrayOperators
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
 from replicax.topology import REPLICA_AXIS, Topology
@@ -164,13 +165,11 @@ class PerReplica(DistributedValues):
             if any(isinstance(c, Tracer) for c in components):
                 combine = jnp.stack if self._scalars else jnp.concatenate
                 return combine([jnp.asarray(c) for c in components])
-            placed = [
-                place(jnp.reshape(c, (1,)) if self._scalars else c, device)
-                for c, device in zip(components, topology.local_devices, strict=True)
-            ]
-            rows, *rest = placed[0].shape
-            self._array = jax.make_array_from_single_device_arrays(
-                (rows * topology.num_replicas, *rest), topology.split, placed
+            with jax.ensure_compile_time_eval():
+                rows = [jnp.reshape(c, (1,)) if self._scalars else c for c in components]
+            count, *rest = np.shape(rows[0])
+            self._array = _assembled(
+                (count * topology.num_replicas, *rest), topology.split, rows, topology
             )
         return self._array
 
@@ -250,12 +249,8 @@ class Mirrored(ArrayOperators, DistributedValues):
         if self._array is None:
             if any(isinstance(c, Tracer) for c in self.values):
                 return self.values[0]
-            placed = [
-                place(c, device)
-                for c, device in zip(self.values, topology.local_devices, strict=True)
-            ]
-            self._array = jax.make_array_from_single_device_arrays(
-                placed[0].shape, topology.replicated, placed
+            self._array = _assembled(
+                np.shape(self.values[0]), topology.replicated, self.values, topology
             )
         return self._array
 
@@ -277,13 +272,25 @@ class Mirrored(ArrayOperators, DistributedValues):
 def place(value: Any, device: jax.Device) -> jax.Array:
     """`value` as an array on `device`; the array itself when it is there already.
 
-    What is traced has no device, and stays as it is.
+    While a program is traced nothing is moved: where things are is XLA's business there.
     """
-    if isinstance(value, Tracer):
+    if isinstance(value, Tracer) or _context.current().program is not None:
         return value
     if isinstance(value, jax.Array) and value.devices() == {device}:
         return value
     return jax.device_put(value, device)
+
+
+def _assembled(
+    shape: tuple[int, ...], sharding: Any, components: Sequence[Any], topology: Topology
+) -> jax.Array:
+    """One array of what is on, or goes to, each replica's device; now, also while tracing."""
+    with jax.ensure_compile_time_eval():
+        placed = [
+            c if isinstance(c, jax.Array) and c.devices() == {device} else jax.device_put(c, device)
+            for c, device in zip(components, topology.local_devices, strict=True)
+        ]
+        return jax.make_array_from_single_device_arrays(shape, sharding, placed)
 
 
 def _component_shape(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
@@ -82,6 +82,7 @@ class Variable(Whole, ArrayOperators):
     _strategy: StrategyLike | None
     _request: VariableRequest
     _stored: Any
+    _exclusive = False
     _shape: tuple[int, ...]
     _dtype: np.dtype
 
@@ -197,7 +198,7 @@ class Variable(Whole, ArrayOperators):
         value = self._admit(value)
         frame = _context.current()
         if frame.overlay is None:
-            if isinstance(value, Tracer):
+            if isinstance(value, Tracer) and frame.program is None:
                 raise InvalidType(
                     f"Variable {self.name!r} was assigned a tracer of a JAX transformation, which "
                     "would not outlive it. Differentiate with `rx.value_and_grad` instead of "
@@ -250,7 +251,10 @@ class Variable(Whole, ArrayOperators):
     def state(self) -> Any:
         """All there is to know about the value here: stored, or in the program being traced."""
         program = _context.current().program
-        return self._stored if program is None else program.state_of(self)
+        if program is not None:
+            return program.state_of(self)
+        self._exclusive = False  # whoever asked may keep it
+        return self._stored
 
     def set_state(self, state: Any) -> None:
         frame = _context.current()
@@ -259,10 +263,29 @@ class Variable(Whole, ArrayOperators):
             return
         if frame.transaction is not None:
             frame.transaction.remember(self, self._stored)
-        self._stored = state
+        self._stored, self._exclusive = state, False
 
     def restore_state(self, state: Any) -> None:
-        self._stored = state
+        self._stored, self._exclusive = state, False
+
+    def peek_state(self) -> Any:
+        """The stored state, for those who do not keep it."""
+        return self._stored
+
+    def stored_value(self) -> jax.Array:
+        """The value outside of any program that is being traced."""
+        outside = replace(_context.current(), program=None, overlay=None)
+        with _context.entered(outside):
+            return self.value
+
+    def take_over(self, state: Any, exclusive: bool) -> None:
+        """Stores a state that a program has made; `exclusive` if nobody else has its memory."""
+        self._stored, self._exclusive = state, exclusive
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the memory of the state is the variable's alone, and may be reused."""
+        return self._exclusive
 
     @property
     def split_over_replicas(self) -> bool:
@@ -372,7 +395,7 @@ def create_variable(request: VariableRequest) -> Variable:
         )
     strategy = frame.strategy
     if strategy is None:
-        with jax.ensure_compile_time_eval():
+        with _context.entered(replace(frame, program=None)), jax.ensure_compile_time_eval():
             return PlainVariable.create(request, None, None)
     if frame.replica is None:
         return _placed(request, strategy, frame)
@@ -386,7 +409,9 @@ def create_variable(request: VariableRequest) -> Variable:
 
 def _placed(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> Variable:
     """The strategy's variable; refuses what would break once there are several replicas."""
-    with jax.ensure_compile_time_eval():  # a variable is made now, also while a program is traced
+    now = replace(_context.current(), program=None)
+    # A variable is made when it is asked for, also while a program is traced.
+    with _context.entered(now), jax.ensure_compile_time_eval():
         return _placed_now(request, strategy, frame)
 
 

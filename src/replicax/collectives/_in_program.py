@@ -1,0 +1,76 @@
+"""Collectives inside the part of a program that every replica runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._enums import ReduceOp
+from replicax.collectives._interface import Collectives, require_gatherable, require_numeric
+from replicax.collectives._options import CommunicationOptions
+from replicax.collectives._packing import in_packs
+from replicax.topology import REPLICA_AXIS, Topology
+from replicax.values import Mirrored, PerReplica
+
+
+@final
+class InProgram(Collectives):
+    """Each replica has its own component in hand; XLA does the rest."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    def reduce(
+        self, op: ReduceOp, values: Sequence[PerReplica], options: CommunicationOptions
+    ) -> list[Mirrored]:
+        for value in values:
+            require_numeric(value, f"reduce {op.value}")
+        arrays = [jnp.asarray(value.component(0)) for value in values]
+        dtypes = [_result_dtype(op, array.dtype) for array in arrays]
+        narrow = [
+            array.astype(options.wire_dtype(dtype))
+            for array, dtype in zip(arrays, dtypes, strict=True)
+        ]
+        sums = in_packs(
+            lambda array: jax.lax.psum(array, REPLICA_AXIS), narrow, options.bytes_per_pack
+        )
+        scale = self._topology.num_replicas if op is ReduceOp.MEAN else 1
+        return [
+            self.as_mirrored(total.astype(dtype) / scale if scale > 1 else total.astype(dtype))
+            for total, dtype in zip(sums, dtypes, strict=True)
+        ]
+
+    def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
+        require_numeric(value, "gather")
+        require_gatherable(value, axis)
+        own = value.component(0)
+        return self.as_mirrored(jax.lax.all_gather(own, REPLICA_AXIS, axis=int(axis), tiled=True))
+
+    def broadcast(self, value: PerReplica) -> Mirrored:
+        return self.as_mirrored(jax.lax.all_gather(value.component(0), REPLICA_AXIS)[0])
+
+    def count(self, value: PerReplica, axes: tuple[int, ...]) -> int:
+        (sample,) = value.samples()
+        return math.prod(np.shape(sample)[axis] for axis in axes) * self._topology.num_replicas
+
+    def mirror(self, value: Any) -> Mirrored:
+        return value if isinstance(value, Mirrored) else self.as_mirrored(jnp.asarray(value))
+
+    def as_mirrored(self, array: jax.Array) -> Mirrored:
+        return Mirrored.from_array(array, self._topology, inside=True)
+
+    def distribute(self, values: Sequence[Any]) -> PerReplica:
+        own = jnp.stack(values)[jax.lax.axis_index(REPLICA_AXIS)]
+        return PerReplica.from_array(own, self._topology, inside=True)
+
+
+def _result_dtype(op: ReduceOp, dtype: Any) -> Any:
+    """Means of whole numbers are fractional, and sums of truth values are counts."""
+    if op is ReduceOp.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.result_type(float)
+    return jnp.dtype(jnp.int32) if dtype == jnp.bool_ else dtype

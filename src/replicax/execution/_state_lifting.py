@@ -1,0 +1,192 @@
+"""Makes a pure program of a function that reads and writes variables, and calls it with them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
+
+from replicax import _context, _nest
+from replicax._context import Frame
+from replicax._typing import Nest
+from replicax.collectives import launch
+from replicax.execution._program import NotOneProgram, OuterLevel, Plan
+from replicax.topology import Topology
+from replicax.values import Mirrored, PerReplica
+from replicax.variables import Variable
+
+# States are taken, passed to a program that may reuse their memory, and replaced: one at a time.
+_lock = threading.RLock()
+
+
+@final
+class Lifted:
+    """A compiled program for one signature of a function: states in, states out.
+
+    Args:
+      function: Takes the dynamic arguments as `rebuild` makes them of arrays.
+      frame: The context in which the function was called.
+      arrays: The arrays of the first call; only their shapes and dtypes matter.
+    """
+
+    def __init__(
+        self, function: Callable[[list[Any]], Nest], frame: Frame, arrays: Sequence[Any]
+    ) -> None:
+        plan = Plan()
+        outputs = _Outputs(plan)
+
+        def trace(level: OuterLevel, arrays: Sequence[Any]) -> list[jax.Array]:
+            with _context.entered(replace(frame, program=level, transaction=None)):
+                return outputs.take(function(list(arrays)))
+
+        def find(arrays: Sequence[Any]) -> list[jax.Array]:
+            level = OuterLevel(plan, None)
+            result = trace(level, arrays)
+            plan.outer = level.touched
+            return result
+
+        jax.eval_shape(find, arrays)
+        self.written = list(plan.outer.written)
+        self.read = [v for v in plan.outer.read if v not in plan.outer.written]
+        self.topology = plan.topology or _home_of([*self.written, *self.read])
+        plan.topology = self.topology
+
+        def pure(states: Sequence[Any], arrays: Sequence[Any]) -> list[jax.Array]:
+            variables = [*self.written, *self.read]
+            refs = {v: jax.new_ref(state) for v, state in zip(variables, states, strict=True)}
+            results = trace(OuterLevel(plan, refs), arrays)
+            return [*(refs[variable][...] for variable in self.written), *results]
+
+        states = self._states()
+        jaxpr = jax.make_jaxpr(pure)(states, arrays)
+        # A program that calls back into Python, or that stops at NaNs, can fail while it runs, and
+        # then the variables' old values are still wanted.
+        can_fail = bool(jaxpr.effects) or jax.config.values["jax_debug_nans"]
+        self._donates = not can_fail
+        shardings: Any = None
+        if self.topology is not None:
+            whole, split = self.topology.replicated, self.topology.split
+            shardings = [split if v.split_over_replicas else whole for v in self.written]
+            shardings += [split if is_split else whole for is_split in outputs.split]
+        self.jitted = jax.jit(
+            jaxpr_as_fun(jaxpr),
+            donate_argnums=tuple(range(len(self.written))) if self._donates else (),
+            **({"out_shardings": shardings} if shardings is not None else {}),
+        )
+        self._outputs = outputs
+
+    def __call__(self, arrays: Sequence[Any]) -> Nest:
+        topology = self.topology
+        with _lock:
+            states = self._states()
+            arguments = [*states, *self._on_mesh(arrays)]
+            if topology is None:
+                results = self.jitted(*arguments)
+            else:
+                results = launch(topology, self.jitted, *arguments)
+            for variable, array in zip(self.written, results, strict=False):
+                variable.take_over(variable.rewrap_state(array, topology), self._donates)
+        return self._outputs.rebuild(results[len(self.written) :], topology)
+
+    def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
+        """The program for these arrays, as JAX shows it; nothing is run."""
+        return self.jitted.lower(*self._states(), *self._on_mesh(arrays))
+
+    def _states(self) -> list[Any]:
+        topology = self.topology
+        states = [v.unwrap_state(v.peek_state(), topology) for v in self.written]
+        # What somebody else may hold is copied before the program reuses its memory.
+        escaped = [i for i, variable in enumerate(self.written) if not variable.exclusive]
+        if escaped:
+            copies = _copies([states[i] for i in escaped])
+            for i, copy in zip(escaped, copies, strict=True):
+                states[i] = copy
+        states += [v.unwrap_state(v.peek_state(), topology) for v in self.read]
+        return states
+
+    def _on_mesh(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays that are committed to other devices than the program's are brought there."""
+        topology = self.topology
+        if topology is None:
+            return list(arrays)
+        devices = topology.mesh.devices.size
+        return [
+            topology.replicate(array)
+            if isinstance(array, jax.Array)
+            and array.committed
+            and len(array.sharding.device_set) != devices
+            else array
+            for array in arrays
+        ]
+
+
+@jax.jit
+def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.copy(array) for array in arrays]
+
+
+def _home_of(variables: Sequence[Variable]) -> Topology | None:
+    """The topology of a program without a `run`, if its variables have one."""
+    for variable in variables:
+        if variable.strategy is not None:
+            return variable.strategy.topology
+    return None
+
+
+class _Outputs:
+    """What a function returns: arrays of its program, and what is not an array."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.split: list[bool] = []
+
+    def take(self, nest: Nest) -> list[jax.Array]:
+        leaves, self._structure = _nest.flatten(nest)
+        arrays: list[jax.Array] = []
+        self.split = []
+        self._wrap: list[Callable[[Any, Topology | None], Any] | None] = []
+        self._plain: list[Any] = []
+        for leaf in leaves:
+            wrap, array = self._describe(leaf)
+            self._wrap.append(wrap)
+            self._plain.append(None if wrap is not None else leaf)
+            if wrap is not None:
+                arrays.append(array)
+                self.split.append(isinstance(leaf, PerReplica))
+        return arrays
+
+    def _describe(self, leaf: Any) -> tuple[Any, Any]:
+        topology = leaf.topology if isinstance(leaf, (PerReplica, Mirrored)) else None
+        if isinstance(leaf, PerReplica) and topology is not None:
+            if not leaf.uniform:
+                raise NotOneProgram
+            array = leaf.array(topology)
+            scalars = leaf.scalars
+            return lambda a, _: PerReplica.from_array(a, topology, scalars=scalars), array
+        if isinstance(leaf, Mirrored) and topology is not None:
+            return lambda a, _: Mirrored.from_array(a, topology), leaf.array(topology)
+        if isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+            return _first_copy, jnp.asarray(leaf)
+        return None, None
+
+    def rebuild(self, arrays: Sequence[jax.Array], topology: Topology | None) -> Nest:
+        remaining = iter(arrays)
+        leaves = [
+            plain if wrap is None else wrap(next(remaining), topology)
+            for wrap, plain in zip(self._wrap, self._plain, strict=True)
+        ]
+        return jax.tree.unflatten(self._structure, leaves)
+
+
+def _first_copy(array: jax.Array, topology: Topology | None) -> jax.Array:
+    """A plain result is on the first device, as in eager execution."""
+    if topology is None or isinstance(array, Tracer):
+        return array
+    return array.addressable_data(0)

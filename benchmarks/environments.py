@@ -17,10 +17,10 @@ INSTALL_LIMIT_SECONDS = 1800
 
 @dataclass(frozen=True)
 class PeerEnvironment:
-    """A folder with a virtual environment that holds one requirement."""
+    """A folder with a virtual environment that holds what a peer requires."""
 
     name: str
-    requirement: str
+    requirements: str  # as pip takes them, separated by blanks
 
     def python(self, folder: Path) -> Path:
         """The interpreter of this environment below `folder`; makes the environment if need be."""
@@ -29,12 +29,12 @@ class PeerEnvironment:
         # Written last: an interrupted installation leaves no stamp, a changed requirement a stale
         # one, and either is installed again.
         installed = stamp.read_text().strip() if stamp.exists() else None
-        if installed != self.requirement or not python.exists():
-            click.echo(f"Installing {self.requirement} into {home}; it takes a minute.", err=True)
+        if installed != self.requirements or not python.exists():
+            click.echo(f"Installing {self.requirements} into {home}; it takes a minute.", err=True)
             self._run([sys.executable, "-m", "venv", str(home)])
-            install = ["install", "--quiet", "--disable-pip-version-check", self.requirement]
-            self._run([str(python), "-m", "pip", *install])
-            stamp.write_text(f"{self.requirement}\n")
+            install = ["install", "--quiet", "--disable-pip-version-check"]
+            self._run([str(python), "-m", "pip", *install, *self.requirements.split()])
+            stamp.write_text(f"{self.requirements}\n")
         return python
 
     def _run(self, command: list[str]) -> None:
@@ -42,7 +42,7 @@ class PeerEnvironment:
             subprocess.run(command, check=True, timeout=INSTALL_LIMIT_SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
             raise click.ClickException(
-                f"The environment {self.name!r} could not be made with {self.requirement!r}: "
+                f"The environment {self.name!r} could not be made with {self.requirements!r}: "
                 f"{error} Its own message is above. Mend that, or point --peer-environments at a "
                 "folder that has the environment (benchmarks/README.md says how)."
             ) from error

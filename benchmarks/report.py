@@ -1,65 +1,158 @@
-"""What a reader sees: the machine, the versions, a table a cell."""
+"""What a reader sees: the machine, the versions, tables."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from contestants._problem import Cell
 from rich.console import Console
 from rich.table import Table
+from targets import Target
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A contestant's rounds in one cell; `baseline` names the contestant it is divided by."""
+    """A contestant's rounds in one cell."""
 
     contestant: str
-    baseline: str
     versions: Mapping[str, str]
     seconds_per_step: Sequence[float]
     last_loss: float
 
+    @property
+    def median(self) -> float:
+        return median(self.seconds_per_step)
+
+    def ratio_to(self, baseline: Measurement) -> float:
+        return self.median / baseline.median
+
+    def ratios_to(self, baseline: Measurement) -> list[float]:
+        """Round by round."""
+        return [
+            mine / theirs
+            for mine, theirs in zip(self.seconds_per_step, baseline.seconds_per_step, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """All contestants of a cell; the times are divided by those of the first, which is replicax."""
+
+    cell: Cell
+    steps: int  # of a round
+    measurements: Sequence[Measurement]
+
+    @property
+    def baseline(self) -> Measurement:
+        return self.measurements[0]
+
+    def ratio_of(self, contestant: str) -> float:
+        by_name = {measurement.contestant: measurement for measurement in self.measurements}
+        return by_name[contestant].ratio_to(self.baseline)
+
 
 def print_header(console: Console) -> None:
-    console.print(f"{os.cpu_count()} CPUs, {platform.system()} {platform.machine()}")
+    model = _cpu_model()
+    console.print(
+        f"{datetime.date.today()}, {os.cpu_count()} CPUs{f' ({model})' if model else ''}, "
+        f"{platform.system()} {platform.machine()}",
+        highlight=False,
+    )
 
 
-def print_cell(console: Console, cell: Cell, steps: int, measured: Sequence[Measurement]) -> None:
-    by_name = {measurement.contestant: measurement for measurement in measured}
-    for measurement in measured:
-        versions = ", ".join(f"{name} {number}" for name, number in measurement.versions.items())
-        console.print(f"{measurement.contestant}: {versions}")
-    rounds = len(measured[0].seconds_per_step)
-    table = Table(title=f"{cell}\n{rounds} interleaved rounds of {steps} steps")
-    table.add_column("contestant", no_wrap=True)
-    table.add_column("ms a step,\nmedian", justify="right")
-    table.add_column("of a round:\nlow, high", justify="right")
-    table.add_column("ratio of\nmedians", justify="right")
-    table.add_column("of a round:\nlow, high", justify="right")
-    for measurement in measured:
-        table.add_row(*_row(measurement, by_name[measurement.baseline]))
+def _cpu_model() -> str | None:
+    """As Linux tells it; elsewhere the report does without."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else None
+
+
+def print_versions(console: Console, versions: Mapping[str, Mapping[str, str]]) -> None:
+    for name, packages in versions.items():
+        listed = ", ".join(f"{package} {number}" for package, number in packages.items())
+        console.print(f"{name}: {listed}", highlight=False)
+
+
+def versions_of(cells: Sequence[MeasuredCell]) -> dict[str, Mapping[str, str]]:
+    return {
+        measurement.contestant: measurement.versions
+        for measured in cells
+        for measurement in measured.measurements
+    }
+
+
+def print_training(console: Console, title: str, cells: Sequence[MeasuredCell]) -> None:
+    rounds = len(cells[0].baseline.seconds_per_step)
+    table = table_of(
+        f"{title}, {rounds} interleaved rounds",
+        "hidden,\nbatch",
+        "replicas",
+        "contestant",
+        "ms a step,\nmedian",
+        "of a round:\nlow, high",
+        "ratio of\nmedians",
+        "of a round:\nlow, high",
+        words=("contestant",),
+    )
+    for measured in cells:
+        cell = measured.cell
+        labels = [f"{cell.hidden}, {cell.global_batch}", str(cell.replicas)]
+        for measurement in measured.measurements:
+            table.add_row(*labels, *_training_row(measurement, measured.baseline))
+            labels = ["", ""]
+        table.add_section()
     console.print(table)
     console.print("ratio: the contestant's time divided by that of replicax; above 1 it is slower")
-    losses = ", ".join(f"{measurement.last_loss:.6f}" for measurement in measured)
-    console.print(f"the losses agreed after every round; in the end they were {losses}")
+    for measured in cells:
+        losses = [measurement.last_loss for measurement in measured.measurements]
+        console.print(
+            f"{measured.cell}: the losses agreed after every round of {measured.steps} steps; in "
+            f"the end they were {', '.join(f'{loss:.5f}' for loss in losses)}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
-def _row(peer: Measurement, baseline: Measurement) -> tuple[str, ...]:
+def _training_row(peer: Measurement, baseline: Measurement) -> tuple[str, ...]:
     milliseconds = [1000 * seconds for seconds in peer.seconds_per_step]
-    by_round = [
-        mine / theirs
-        for mine, theirs in zip(peer.seconds_per_step, baseline.seconds_per_step, strict=True)
-    ]
-    ratio = median(peer.seconds_per_step) / median(baseline.seconds_per_step)
+    by_round = peer.ratios_to(baseline)
     is_baseline = peer is baseline
     return (
         peer.contestant,
         f"{median(milliseconds):.2f}",
         f"{min(milliseconds):.2f}, {max(milliseconds):.2f}",
-        "1" if is_baseline else f"{ratio:.2f}",
+        "1" if is_baseline else f"{peer.ratio_to(baseline):.2f}",
         "" if is_baseline else f"{min(by_round):.2f}, {max(by_round):.2f}",
     )
+
+
+def print_targets(console: Console, targets: Sequence[Target]) -> None:
+    table = table_of("Targets", "what", "wanted", "measured", "", words=("what", "wanted"))
+    for target in targets:
+        verdict = "met" if target.met else "missed"
+        table.add_row(target.what, target.wanted, f"{target.measured:.2f}", verdict)
+    console.print(table)
+
+
+def table_of(title: str, *columns: str, words: Sequence[str] = ()) -> Table:
+    """A table whose columns hold numbers, but those named in `words`."""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(
+            column, justify="left" if column in words else "right", no_wrap=column in words
+        )
+    return table
+
+
+def microseconds(seconds: Sequence[float]) -> str:
+    """The median."""
+    return f"{1e6 * median(seconds):.0f}"

@@ -1,61 +1,40 @@
-"""Times one training step of replicax and of its peers, side by side: `make bench`.
+"""Times replicax and its peers, side by side: `make bench`.
 
 README.md says what is measured and how to read it.
 """
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from contestants._problem import Cell
-from environments import PeerEnvironment
-from processes import ContestantProcess
-from report import Measurement, print_cell, print_header
+from overhead import measure_overhead, overhead_targets, print_overhead
+from plot import draw_ratios
+from report import print_header, print_targets, print_training, print_versions, versions_of
 from rich.console import Console
+from scaling import REPLICAS, measure_scaling, print_scaling
+from training import COMPILED_CELLS, measure_compiled, measure_eager, training_targets
 
 HERE = Path(__file__).parent
-LOSS_TOLERANCE = 1e-3
-
-TENSORFLOW = PeerEnvironment("tensorflow", "tensorflow-cpu==2.21.*")
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A script of `contestants/`, by its name, and where it runs."""
-
-    name: str
-    baseline: str  # the contestant whose time this one's is divided by
-    environment: PeerEnvironment | None = None  # None: the one that replicax is installed in
-
-    @property
-    def script(self) -> Path:
-        return HERE / "contestants" / f"{self.name}.py"
-
-    def python(self, peer_environments: Path) -> Path:
-        if self.environment is None:
-            return Path(sys.executable)
-        return self.environment.python(peer_environments)
-
-
-CONTESTANTS = (
-    Contestant("replicax_eager", baseline="replicax_eager"),
-    Contestant("tensorflow_eager", baseline="replicax_eager", environment=TENSORFLOW),
-)
-CELLS = (Cell(hidden=32, global_batch=64, replicas=2),)
+QUICK_ROUNDS = 2
+QUICK_HIDDEN = 32
+QUICK_REPLICAS = REPLICAS[:2]
+WIDTH = 100  # of the report, wherever it is printed
 
 
 @click.command()
 @click.option(
-    "--rounds", default=7, show_default=True, type=click.IntRange(min=5), help="Turns of each."
+    "--rounds", default=9, show_default=True, type=click.IntRange(min=5), help="Turns of each."
 )
 @click.option(
-    "--steps", default=20, show_default=True, type=click.IntRange(min=1), help="Steps of a turn."
+    "--quick",
+    is_flag=True,
+    help=f"To see that it works: {QUICK_ROUNDS} rounds, the smallest networks, few replicas.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Also draws the ratios into this file; needs matplotlib (the extra `bench`).",
 )
 @click.option(
     "--peer-environments",
@@ -64,55 +43,31 @@ CELLS = (Cell(hidden=32, global_batch=64, replicas=2),)
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the virtual environments of the peers are, or are made when missing.",
 )
-def main(rounds: int, steps: int, peer_environments: Path) -> None:
-    """Times one training step of replicax and of its peers, side by side."""
-    console = Console()
+def main(rounds: int, quick: bool, plot: Path | None, peer_environments: Path) -> None:
+    """Times replicax and its peers, side by side."""
+    rounds = QUICK_ROUNDS if quick else rounds
+    cells = [cell for cell in COMPILED_CELLS if cell.hidden == QUICK_HIDDEN or not quick]
+
+    eager = measure_eager(rounds, peer_environments)
+    compiled = measure_compiled(rounds, peer_environments, cells)
+    overhead = measure_overhead(rounds)
+    scaling = measure_scaling(rounds, QUICK_REPLICAS if quick else REPLICAS)
+
+    console = Console(width=WIDTH)
     print_header(console)
-    for cell in CELLS:
-        print_cell(console, cell, steps, measure(cell, rounds, steps, peer_environments))
-
-
-def measure(cell: Cell, rounds: int, steps: int, peer_environments: Path) -> list[Measurement]:
-    """Runs the contestants by turns, so that what slows the machine slows all of them."""
-    pythons = [contestant.python(peer_environments) for contestant in CONTESTANTS]
-    answers = []
-    with ExitStack() as stack:
-        processes = [
-            stack.enter_context(ContestantProcess(contestant.name, python, contestant.script))
-            for contestant, python in zip(CONTESTANTS, pythons, strict=True)
-        ]
-        for process in processes:
-            process.send_cell(cell)
-        ready = [process.receive(str(cell)) for process in processes]
-        steps_done = ready[0]["steps_done"]
-        for _ in range(rounds):
-            answers.append([process.run_steps(steps) for process in processes])
-            steps_done += steps
-            check_losses(cell, steps_done, [answer["loss"] for answer in answers[-1]])
-    return [
-        Measurement(
-            contestant=contestant.name,
-            baseline=contestant.baseline,
-            versions=ready[index]["versions"],
-            seconds_per_step=[answer[index]["seconds_per_step"] for answer in answers],
-            last_loss=answers[-1][index]["loss"],
+    print_versions(console, versions_of([*eager, *compiled]))
+    print_training(console, "Compiled training step", compiled)
+    print_training(console, "Eager training step", eager)
+    print_overhead(console, overhead)
+    print_scaling(console, scaling)
+    print_targets(console, [*training_targets(compiled), *overhead_targets(overhead)])
+    if plot is not None:
+        drawn = draw_ratios(plot, compiled)
+        console.print(
+            f"The ratios are drawn in {plot}."
+            if drawn
+            else "matplotlib is missing, so the plot is left out. `pip install matplotlib` adds it."
         )
-        for index, contestant in enumerate(CONTESTANTS)
-    ]
-
-
-def check_losses(cell: Cell, steps_done: int, losses: Sequence[float]) -> None:
-    """Refuses to compare the times of contestants that do not train the same."""
-    first, expected = CONTESTANTS[0], losses[0]
-    for contestant, loss in zip(CONTESTANTS, losses, strict=True):
-        # Written so that a loss of NaN fails as well.
-        if not math.isclose(loss, expected, rel_tol=LOSS_TOLERANCE):
-            raise click.ClickException(
-                f"After {steps_done} steps of the {cell}, the loss of {first.name} is "
-                f"{expected:.7g} and that of {contestant.name} is {loss:.7g}. More than "
-                f"{LOSS_TOLERANCE:g} of difference: they do not train the same, and their times "
-                "cannot be compared. Mend the one that is wrong."
-            )
 
 
 if __name__ == "__main__":

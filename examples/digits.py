@@ -98,7 +98,7 @@ def main(replicas: int, epochs: int, seed: int) -> None:
             lambda context: shares[context.replica_id_in_sync_group]
         )
 
-    def train_step(images: jax.Array, labels: jax.Array, rows: int) -> jax.Array:
+    def replica_step(images: jax.Array, labels: jax.Array, rows: int) -> jax.Array:
         """What one replica does with its share; `rows` is the size of the global batch."""
 
         def loss_fn() -> tuple[jax.Array, jax.Array]:
@@ -111,8 +111,14 @@ def main(replicas: int, epochs: int, seed: int) -> None:
         accuracy.update(logits, labels)
         return loss
 
-    def test_step(images: jax.Array, labels: jax.Array) -> None:
-        accuracy.update(model(images), labels)
+    @rx.function  # one program for all replicas; without this line it runs as ordinary Python
+    def train_step(images: rx.PerReplica, labels: rx.PerReplica, rows: int) -> jax.Array:
+        losses = strategy.run(replica_step, args=(images, labels, rows))
+        return strategy.reduce("SUM", losses, axis=None)
+
+    @rx.function
+    def test_step(images: rx.PerReplica, labels: rx.PerReplica) -> None:
+        strategy.run(lambda x, y: accuracy.update(model(x), y), args=(images, labels))
 
     console.print(f"Training on {len(train_images)} digits with {strategy!r}.")
     order = np.random.default_rng(seed)
@@ -129,9 +135,8 @@ def main(replicas: int, epochs: int, seed: int) -> None:
             rows = order.permutation(len(train_images))
             losses = []
             for batch in np.split(rows, range(GLOBAL_BATCH, len(rows), GLOBAL_BATCH)):
-                inputs = (share(train_images[batch]), share(train_labels[batch]), len(batch))
-                per_replica = strategy.run(train_step, args=inputs)
-                losses.append(float(strategy.reduce("SUM", per_replica, axis=None)))
+                inputs = share(train_images[batch]), share(train_labels[batch])
+                losses.append(float(train_step(*inputs, len(batch))))
                 progress.advance(task)
             progress.update(
                 task,
@@ -139,7 +144,7 @@ def main(replicas: int, epochs: int, seed: int) -> None:
                 f"accuracy {accuracy.result():.3f}",
             )
 
-    strategy.run(test_step, args=(share(test_images), share(test_labels)))
+    test_step(share(test_images), share(test_labels))
     table = Table(title="What ran where")
     for heading in ("replica", "device", "rows a step"):
         table.add_column(heading, justify="right")

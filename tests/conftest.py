@@ -1,4 +1,4 @@
-"""Every strategy there is, for tests whose one body has to hold for all of them."""
+"""Every strategy and both executions, for tests whose one body has to hold for all of them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,33 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
 @pytest.fixture(params=STRATEGIES)
 def strategy(request: pytest.FixtureRequest) -> rx.Strategy:
     return STRATEGIES[request.param]()
+
+
+# Compiling takes time; these have one of each kind of variable, and one and several replicas.
+COMPILED = ("default", "one device", "mirrored 2", "mirrored 3", "central 2", "central 3, apart")
+
+
+@pytest.fixture(params=["eager", "compiled"])
+def execution(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test twice: as it is, and with every function given to `run` an `rx.function`."""
+    if request.param == "compiled":
+        if "strategy" in request.fixturenames:
+            name = request.node.callspec.params.get("strategy")
+            if name is not None and name not in COMPILED:
+                pytest.skip("covered by another strategy")
+        run, within = rx.Strategy.run, []
+
+        def compiled(self, fn, args=(), kwargs=None, options=None):
+            if within or not callable(fn):
+                return run(self, fn, args, kwargs, options)
+            within.append(fn)
+            try:
+                return run(self, rx.function(fn), args, kwargs, options)
+            finally:
+                within.pop()
+
+        monkeypatch.setattr(rx.Strategy, "run", compiled)
+    return request.param
 
 
 @pytest.fixture

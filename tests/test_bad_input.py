@@ -7,6 +7,8 @@ from support import components_equal, equal, per_replica
 
 import replicax as rx
 
+pytestmark = pytest.mark.usefixtures("execution")
+
 
 @pytest.fixture
 def three():
@@ -64,7 +66,7 @@ def test_values_of_another_strategy(two, three):
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
 def test_values_that_are_no_numbers(two, op):
-    words = two.run(lambda: f"replica {rx.get_replica_context().replica_id_in_sync_group}")
+    words = per_replica(two, ["a", "b"])
     for use in (
         lambda: two.reduce(op, words, axis=None),
         lambda: two.reduce(op, words, axis=0),
@@ -115,7 +117,7 @@ def test_gather(two):
     ranks = per_replica(two, [np.ones(2), np.ones((2, 2))])
     shapes = per_replica(two, [np.ones((1, 2, 3)), np.ones((1, 3, 3))])
     for value, axis, message in [
-        (scalars, 0, r"at least one dimension; got replica 0: \(\), replica 1: \(\)"),
+        (scalars, 0, r"at least one dimension; got (replica 0: )?\(\)"),
         (ranks, 0, r"equal ranks.*replica 0: \(2,\), replica 1: \(2, 2\)"),
         (shapes, 0, r"equal in all other dimensions.*\(1, 2, 3\).*\(1, 3, 3\)"),
         (shapes, 2, "equal in all other dimensions"),

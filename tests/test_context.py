@@ -2,6 +2,8 @@
 
 import threading
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import replicax as rx
@@ -175,3 +177,35 @@ def test_set_strategy(two):
     assert not rx.has_strategy()
     with pytest.raises(TypeError, match="takes a strategy"):
         rx.experimental_set_strategy("mirrored")
+
+
+def test_the_scope_of_the_default_strategy_changes_nothing(two):
+    with rx.get_strategy().scope():
+        assert not rx.in_cross_replica_context()
+        assert rx.get_replica_context() is not None
+        with two.scope():
+            assert rx.get_strategy() is two
+
+
+def test_one_scope_object_in_two_threads(two):
+    scope, seen = two.scope(), []
+
+    def work():
+        with scope:
+            seen.append(rx.get_strategy() is two)
+
+    with scope:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert rx.get_strategy() is two
+    assert seen == [True]
+    assert not rx.has_strategy()
+
+
+def test_the_default_strategy_moves_nothing():
+    device = jax.devices()[3]
+    x = jax.device_put(jnp.arange(2.0), device)
+    variable = rx.Variable(x)
+    out = rx.get_strategy().run(lambda y: variable + y, args=(x,))
+    assert out.devices() == {device}

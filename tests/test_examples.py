@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import sklearn.datasets  # noqa: F401  here, because it sets environment variables
 from click.testing import CliRunner
+from support import equal
 
 PROJECT = Path(__file__).parent.parent
 
@@ -22,6 +23,21 @@ def test_digits(replicas):
     assert accuracy is not None
     assert float(accuracy[1]) >= 0.95
     assert f"cpu:{replicas - 1}" in outcome.output
+
+
+def test_gradient_accumulation():
+    main = runpy.run_path(str(PROJECT / "examples" / "gradient_accumulation.py"))["main"]
+    by_cond, by_optax = main()
+    equal(by_cond, by_optax, 1e-5)
+    assert abs(by_cond).max() > 0.5
+
+
+def test_loss_scaling():
+    main = runpy.run_path(str(PROJECT / "examples" / "loss_scaling.py"))["main"]
+    loss, scales = main()
+    assert loss < 1e-3
+    assert min(scales) < scales[0]  # it has shrunk
+    assert scales[-1] > min(scales)  # and grown again
 
 
 def test_the_readme_runs(capsys):

@@ -24,12 +24,18 @@ from _problem import Cell
 WARMUP_STEPS = 5
 
 
-def serve(build: Callable[[Cell], Callable[[], float]], versions: Mapping[str, str]) -> None:
+def serve(
+    build: Callable[[Cell], Callable[[], float]],
+    versions: Mapping[str, str],
+    *,
+    before_steps: Callable[[int], None] = lambda steps: None,
+) -> None:
     """Answers requests until the input ends.
 
     Args:
         build: Makes, for a cell, the function that takes one training step and returns its loss.
         versions: The packages under test, for the report.
+        before_steps: Called with the number of steps before each timed turn.
     """
     # A library that prints to stdout would break the protocol: from here on it prints to stderr.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -51,6 +57,7 @@ def serve(build: Callable[[Cell], Callable[[], float]], versions: Mapping[str, s
         verb, count = request.split()
         if verb != "steps":
             raise ValueError(f"Unknown request {request!r}. Send 'steps N'.")
+        before_steps(int(count))
         answer(_timed(train, int(count)))
 
 

@@ -43,14 +43,20 @@ def derivative_rules(parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """
     try:
         if "jvp_jaxpr_fun" in parameters:
-            return (_wrapped_rule(parameters["jvp_jaxpr_fun"], "jvp"),)
-        return (_wrapped_rule(parameters["fwd_jaxpr_thunk"], "fwd"), parameters["bwd"].f)
+            rules = [_wrapped_rule(parameters["jvp_jaxpr_fun"], "jvp")]
+        else:
+            rules = [_wrapped_rule(parameters["fwd_jaxpr_thunk"], "fwd"), parameters["bwd"]]
+        # One transformation flattens the arguments; further ones hold static arguments
+        # (`nondiff_argnums`), which are part of what the rule computes.
+        if any(len(rule.transforms) != 1 for rule in rules):
+            return None
+        return tuple(rule.f for rule in rules)
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
 def _wrapped_rule(thunk: Any, name: str) -> Any:
-    return _captured(_captured(thunk.f, "fn"), name).f
+    return _captured(_captured(thunk.f, "fn"), name)
 
 
 def _captured(function: Any, name: str) -> Any:

@@ -48,6 +48,11 @@ class ProgramLike(Protocol):
         ...
 
     @property
+    def inside(self) -> bool:
+        """Whether this is the part that every replica runs, with its own copies only."""
+        ...
+
+    @property
     def executor(self) -> Executor:
         """How a function runs on the replicas from here."""
         ...
@@ -83,6 +88,6 @@ class Replica(Protocol):
         """Meets the other replicas, and calls `fn` once in cross-replica context."""
         ...
 
-    def aggregate(self, aggregation: Any, value: jax.Array) -> jax.Array:
-        """Combines `value` over the replicas; differentiable."""
+    def aggregate(self, variable: Variable, value: jax.Array) -> jax.Array:
+        """Combines what the replicas write to `variable`."""
         ...

@@ -10,6 +10,8 @@ from support import components_equal, equal, per_replica, shares
 
 import replicax as rx
 
+pytestmark = pytest.mark.usefixtures("execution")
+
 RANDOM = np.random.default_rng(0)
 
 
@@ -198,3 +200,15 @@ def test_options_are_accepted_under_both_names(two):
 def test_impossible_options_are_refused(make):
     with pytest.raises(ValueError, match="has to be"):
         make()
+
+
+def test_means_of_many_halves_do_not_overflow(two):
+    value = per_replica(two, [jnp.ones(50_000, jnp.float16)] * 2)
+    mean = two.reduce("MEAN", value, axis=0)
+    assert mean.dtype == jnp.float16
+    equal(mean, 1.0)
+
+
+def test_results_can_be_waited_for(two):
+    value = per_replica(two, [1.0, 2.0])
+    assert jax.block_until_ready(value) is value

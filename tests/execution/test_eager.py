@@ -11,6 +11,7 @@ import pytest
 from support import components_equal, equal, per_replica
 
 import replicax as rx
+from replicax.execution import _eager
 
 
 def replica_id():
@@ -320,3 +321,75 @@ def test_many_collectives_in_a_row_do_not_stop(two):
     for _ in range(1000):
         total = strategy.reduce("SUM", value, axis=None)
     equal(total, np.full(8, 4.0))
+
+
+def test_a_failed_part_that_is_handled_changes_nothing(two):
+    with two.scope():
+        variable = rx.Variable(0.0)
+        kept = rx.Variable(0.0)
+
+    def merge(strategy):
+        def half(copy):
+            if copy.device == two.extended.worker_devices[1]:
+                raise Broken
+            copy.assign(5.0)
+
+        def fails(strategy=strategy):
+            variable.assign(7.0)
+            raise Broken
+
+        kept.assign(1.0)
+        for part in (lambda: strategy.extended.update(variable, half), fails):
+            with contextlib.suppress(Broken):
+                if part is fails:
+                    strategy.run(
+                        lambda: rx.get_replica_context().merge_call(lambda s: fails()),
+                    )
+                else:
+                    part()
+
+    two.run(lambda: rx.get_replica_context().merge_call(merge))
+    components_equal(two, variable, [0.0, 0.0])
+    components_equal(two, kept, [1.0, 1.0])
+
+
+def test_what_replica_0_sets_is_its_own(two):
+    def fn():
+        before = jnp.asarray(np.float64(1)).dtype
+        with jax.enable_x64(True):
+            rx.get_replica_context().all_reduce("SUM", 1.0)
+        return before, jnp.asarray(np.float64(1)).dtype
+
+    assert two.run(fn) == (jnp.float32, jnp.float32)
+
+
+def test_meeting_in_a_finally_block_after_a_failure_does_not_stall(two):
+    def fn():
+        context = rx.get_replica_context()
+        try:
+            context.all_reduce("SUM", 1.0)
+            if replica_id() == 0:
+                raise Broken("first")
+            context.all_reduce("SUM", 1.0)
+        finally:
+            context.all_reduce("SUM", 2.0)
+
+    started = time.monotonic()
+    with pytest.raises(Broken, match="first"):
+        two.run(fn)
+    assert time.monotonic() - started < 20  # and not the 30 s that a stuck replica is given
+
+
+def test_a_replica_that_never_comes_is_reported(two, monkeypatch):
+    monkeypatch.setattr(_eager, "_LONG", 0.2)
+    lock = threading.Lock()
+
+    def fn():
+        if lock.acquire(timeout=0.5 if replica_id() else -1):
+            rx.get_replica_context().all_reduce("SUM", 1.0)
+            lock.release()
+            return
+        rx.get_replica_context().all_reduce("SUM", 1.0)
+
+    with pytest.warns(RuntimeWarning, match=r"waited .* for replica 1, which is at:(.|\n)*acquire"):
+        two.run(fn)

@@ -9,6 +9,8 @@ from support import equal, shares
 
 import replicax as rx
 
+pytestmark = pytest.mark.usefixtures("execution")
+
 ROWS, BATCH, EPOCHS, RATE = 28, 8, 3, 0.05
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(ROWS, 3)).astype(np.float32)
@@ -172,6 +174,7 @@ def test_the_order_of_the_pairs_does_not_matter(two):
     equal(b, -5.0)
 
 
+@pytest.mark.parametrize("execution", ["eager"], indirect=True)  # compiled, they cannot differ
 def test_replicas_have_to_give_their_pairs_in_one_order(two):
     with two.scope():
         a, b = rx.Variable(0.0, name="a"), rx.Variable(0.0, name="b")
@@ -215,4 +218,29 @@ def test_refused_and_nothing_changes(two):
     with pytest.raises(TypeError, match="wraps an Optax transformation"):
         rx.Optimizer(0.1)
     equal(w, [0, 1])
+    assert int(optimizer.iterations) == 1
+
+
+def test_transformations_with_random_state(two):
+    tx = optax.noisy_sgd(0.1, key=jax.random.key(0))
+    with two.scope():
+        weight = rx.Variable([1.0, 2.0])
+        optimizer = rx.Optimizer(tx)
+    for _ in range(2):
+        two.run(lambda: optimizer.apply_gradients([(jnp.ones(2), weight)]))
+    values, state = jnp.float32([1, 2]), tx.init([jnp.float32([1, 2])])
+    for _ in range(2):
+        (update,), state = tx.update([jnp.full(2, 2.0)], state, [values])
+        values = values + update
+    equal(weight, values, 1e-5)
+
+
+def test_an_optimizer_whose_first_step_failed_can_be_used(two):
+    with two.scope():
+        local = rx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+        weight = rx.Variable(1.0)
+        optimizer = rx.Optimizer(optax.adam(0.1))
+        with pytest.raises(ValueError, match="cannot be trained"):
+            optimizer.apply_gradients([(1.0, local)])
+        optimizer.apply_gradients([(1.0, weight)])
     assert int(optimizer.iterations) == 1

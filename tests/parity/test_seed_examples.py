@@ -12,6 +12,8 @@ from support import components_equal, equal
 
 import replicax as rx
 
+pytestmark = pytest.mark.usefixtures("execution")
+
 
 @pytest.fixture(params=[["CPU:0"], ["CPU:0", "CPU:1"]], ids=["one replica", "two replicas"])
 def strategy(request):

@@ -8,6 +8,8 @@ from support import components_equal, equal, per_replica
 
 import replicax as rx
 
+pytestmark = pytest.mark.usefixtures("execution")
+
 
 def test_facts(strategy):
     extended = strategy.extended

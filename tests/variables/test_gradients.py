@@ -1,6 +1,9 @@
 """Derivatives with respect to variables, against jax.grad of plain arrays."""
 
+import contextlib
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,8 @@ from support import components_equal, equal, per_replica
 
 import replicax as rx
 from replicax.variables import _derivatives
+
+pytestmark = pytest.mark.usefixtures("execution")
 
 WEIGHT, BIAS = np.float32([[1, -2], [0.5, 3]]), np.float32([0.1, -0.2])
 
@@ -146,6 +151,7 @@ def test_a_failing_function_writes_nothing(two):
     equal(average, 0.0)
 
 
+@pytest.mark.parametrize("execution", ["eager"], indirect=True)
 def test_functions_may_look_at_numbers(two):
     """A condition on a value cannot be traced; the function is then differentiated op by op."""
     weight = make(two, 3.0)
@@ -190,6 +196,7 @@ def test_merge_call_inside_sees_nothing_of_the_differentiation(two):
         equal(count, step + 1.0)
 
 
+@pytest.mark.parametrize("execution", ["eager"], indirect=True)
 def test_one_partial_that_needs_numbers_does_not_slow_another_down():
     weight = rx.Variable(3.0)
 
@@ -255,6 +262,7 @@ def test_programs_are_kept_and_told_apart_by_their_derivative_rules():
         equal(rx.grad(lambda rule=rule: rule(weight) * 2.0, weight)(), expected)
 
 
+@pytest.mark.parametrize("execution", ["eager"], indirect=True)
 def test_repeated_steps_reuse_one_program_also_with_custom_derivatives():
     weight = rx.Variable(3.0)
 
@@ -289,3 +297,108 @@ def test_refused(two):
         rx.grad(lambda: rx.Variable(1.0) * weight, weight)()
     with pytest.raises(TypeError, match="scalar"):
         rx.grad(lambda: weight * jnp.ones(2), weight)()
+
+
+def test_rules_with_static_arguments_are_not_mixed_up():
+    weight = rx.Variable(1.0)
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+    def scaled(x, factor):
+        return x
+
+    scaled.defvjp(lambda x, factor: (x, None), lambda factor, _, g: (g * factor,))
+    for factor in (1.0, 2.0, 10.0, 2.0):
+        equal(rx.grad(lambda k: scaled(weight.value, k) * 3.0, weight)(factor), 3.0 * factor)
+
+
+@pytest.mark.parametrize("kind", ["AUTO", "ON_READ"])
+def test_writes_are_constant_for_the_gradient_as_with_a_tape(strategy, kind):
+    weight = make(strategy, 3.0, aggregation="MEAN")
+    other = make(strategy, 0.0, aggregation="MEAN", synchronization=kind)
+
+    def through_other():
+        other.assign(weight * 2)
+        return weight * other
+
+    def through_itself():
+        weight.assign(5.0)
+        return weight * weight
+
+    count = strategy.num_replicas_in_sync
+    for loss, expected in ((through_other, 6.0), (through_itself, 10.0)):
+        gradient = strategy.run(lambda loss=loss: rx.grad(loss, weight)())
+        components_equal(strategy, gradient, [expected] * count)
+    equal(weight, 5.0)
+
+
+@pytest.mark.parametrize("execution", ["eager"], indirect=True)
+def test_replicas_that_differ_in_what_they_write_are_told(two):
+    weight = make(two, 1.0)
+    a, b = make(two, 0.0, aggregation="MEAN"), make(two, 0.0, aggregation="MEAN")
+    replica = lambda: rx.get_replica_context().replica_id_in_sync_group  # noqa: E731
+
+    def different_variables():
+        (a if replica() == 0 else b).assign(1.0)
+        return weight * weight
+
+    def one_fails():
+        a.assign(3.0)
+        if replica() == 1:
+            raise FloatingPointError
+        return weight * weight
+
+    def catching():
+        with contextlib.suppress(FloatingPointError):
+            rx.grad(one_fails, weight)()
+
+    for fn in (lambda: rx.grad(different_variables, weight)(), catching):
+        with pytest.raises(rx.errors.CollectiveMismatch):
+            two.run(fn)
+    with pytest.raises(rx.errors.CollectiveMismatch):
+        two.run(lambda: a.assign(1.0) if replica() == 0 else a.assign_add(2.0))
+    components_equal(two, a, [0.0, 0.0])
+    components_equal(two, b, [0.0, 0.0])
+
+
+def test_second_derivatives_through_collectives(two):
+    weight = make(two, 2.0)
+
+    def first():
+        all_reduce = rx.get_replica_context().all_reduce
+        return rx.grad(lambda: all_reduce("SUM", weight**3), weight)()
+
+    # The first derivative is the replicas' sum of ones, 2, times 3 * w**2; TensorFlow says 24 too.
+    components_equal(two, two.run(lambda: rx.grad(first, weight)()), [24.0, 24.0])
+
+
+def test_copies_are_differentiated_too(two):
+    weight = make(two, 3.0)
+    index = [0]
+    equal(rx.grad(lambda: weight**2, weight)(), 6.0)
+    gradients = two.run(lambda: rx.grad(lambda: weight.values[index[0]] ** 2, weight)())
+    equal(two.experimental_local_results(gradients)[0], 6.0)
+
+
+@pytest.mark.parametrize("execution", ["eager"], indirect=True)
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: jnp.sum(x[x > 0]),
+        lambda x: jnp.sum(jnp.ones(int(x[0]))),
+        lambda x: float(f"{jnp.sum(x):.2f}"),
+        lambda x: jnp.sum(x.block_until_ready()),
+    ],
+)
+def test_functions_may_do_with_data_whatever_eager_code_may(two, look):
+    weight, x = make(two, 3.0), jnp.float32([2, -1, 4])
+    equal(rx.grad(lambda: look(x) * weight, weight)(), look(x), 1e-5)
+
+
+def test_programs_keep_no_batch_alive():
+    weight = rx.Variable(3.0)
+    batch = jnp.ones(1000)
+    reference = weakref.ref(batch)
+    rx.grad(lambda x: jnp.sum(x * weight), weight)(batch)
+    del batch
+    gc.collect()
+    assert reference() is None

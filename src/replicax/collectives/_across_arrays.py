@@ -40,6 +40,8 @@ class AcrossArrays(Collectives):
             require_alike(value, f"reduce {op.value}")
         if not values:
             return []
+        if self._topology.num_replicas == 1:
+            return [self._alone(op, value) for value in values]
         # One program for all values: 0.4 ms for the six gradients of a small network on two
         # devices, where summing them one by one on the first device takes 0.7 ms.
         scalars = tuple(value.scalars for value in values)
@@ -47,6 +49,14 @@ class AcrossArrays(Collectives):
         arrays = [value.array(self._topology) for value in values]
         sums = launch(self._topology, program, arrays)
         return [Mirrored.from_array(array, self._topology) for array in sums]
+
+    def _alone(self, op: ReduceOp, value: PerReplica) -> Mirrored:
+        array = jnp.asarray(value.component(0))
+        if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
+            array = array.astype(jnp.result_type(float))
+        elif array.dtype == jnp.bool_:
+            array = array.astype(jnp.int32)
+        return Mirrored([array], self._topology)
 
     def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
         require_numeric(value, "gather")

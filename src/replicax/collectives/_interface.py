@@ -54,8 +54,8 @@ class Collectives(ABC):
 
         def local_sum(component: Any) -> jax.Array:
             array = jnp.asarray(component)
-            if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
-                array = array.astype(jnp.result_type(float))
+            if op is ReduceOp.MEAN:
+                array = array.astype(_mean_dtype(array.dtype))
             dtype = jnp.int32 if array.dtype == jnp.bool_ else array.dtype
             return jnp.sum(array, axis=axes, dtype=dtype)
 
@@ -64,7 +64,10 @@ class Collectives(ABC):
             return total
         # The number of elements over all replicas: a last partial batch weighs what it has.
         count = self.count(value, axes)
-        return total.map(lambda array: array / jnp.asarray(count, array.dtype))
+        (sample, *_) = value.samples()
+        dtype = jnp.result_type(getattr(sample, "dtype", sample))
+        result = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+        return total.map(lambda array: (array / jnp.asarray(count, array.dtype)).astype(result))
 
     def aggregate(self, aggregation: VariableAggregation, value: PerReplica) -> Mirrored:
         """Combines what the replicas write to a variable, or have in their copies of it."""
@@ -72,6 +75,13 @@ class Collectives(ABC):
             return self.broadcast(value)
         op = ReduceOp.parse(aggregation.value)
         return self.reduce(op, [value], CommunicationOptions())[0]
+
+
+def _mean_dtype(dtype: Any) -> Any:
+    """In which type the elements of a mean are added up: a sum of many halves overflows."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.result_type(float)
+    return jnp.promote_types(dtype, jnp.float32) if dtype.itemsize < 4 else dtype
 
 
 def require_numeric(value: Any, method: str) -> None:

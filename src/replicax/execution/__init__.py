@@ -2,7 +2,7 @@
 
 from replicax.execution._direct import DirectExecutor
 from replicax.execution._eager import EagerExecutor
-from replicax.execution._executor import Executor
+from replicax.execution._executor import Executor, require_call
 from replicax.execution._function import Function, function, run_functions_eagerly
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 
@@ -15,5 +15,6 @@ __all__ = [
     "Merger",
     "ReplicaContext",
     "function",
+    "require_call",
     "run_functions_eagerly",
 ]

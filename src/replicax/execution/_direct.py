@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
-from replicax import _context
+from replicax import _context, _nest
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.execution._executor import Executor
 from replicax.execution._replica_context import Meeting, Merger
-from replicax.values import regroup, select
+from replicax.values import DistributedValues, regroup
 from replicax.variables import all_or_nothing
 
 if TYPE_CHECKING:
@@ -37,12 +37,11 @@ class DirectExecutor(Executor, Merger):
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
-        topology = strategy.topology
         with (
             all_or_nothing(frame) as frame,
             _context.entered(replace(frame, kind=Kind.REPLICA)),
         ):
-            return fn(*select(tuple(args), 0, topology), **select(dict(kwargs), 0, topology))
+            return fn(*_unwrapped(tuple(args)), **_unwrapped(dict(kwargs)))
 
     def merge(
         self,
@@ -52,4 +51,11 @@ class DirectExecutor(Executor, Merger):
         topology = self._strategy.topology
         args, kwargs = regroup([meeting.arguments], topology, always_wrap=meeting.always_wrap)
         with _context.entered(replace(_context.current(), kind=Kind.CROSS_REPLICA)):
-            return select(meeting.fn(self._strategy, *args, **kwargs), 0, topology)
+            return _unwrapped(meeting.fn(self._strategy, *args, **kwargs))
+
+
+def _unwrapped(nest: Nest) -> Nest:
+    """Distributed values as their one component; arrays stay where they are."""
+    return _nest.transform(
+        lambda leaf: leaf.component(0) if isinstance(leaf, DistributedValues) else leaf, nest
+    )

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import contextvars
 import enum
+import sys
 import threading
 import time
+import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -26,7 +29,7 @@ from replicax import _context, _nest
 from replicax._context import Frame, Kind
 from replicax._jax_compat import thread_configuration
 from replicax._typing import Nest
-from replicax.errors import CollectiveMismatch, MeetingInTrace
+from replicax.errors import CollectiveMismatch, MeetingInTrace, PerformanceHint
 from replicax.execution._executor import Executor
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.values import regroup, require_home, select
@@ -36,13 +39,19 @@ if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
 
+_MANY_RUNS = 300  # after which the hint to compile comes
 # How long a failed `run` waits for a replica that is in the middle of something, in seconds.
 _PATIENCE = 30.0
+# How long a replica may take to the next meeting before the others say that they wait, in seconds.
+_LONG = 60.0
 
 
 @final
 class EagerExecutor(Executor):
     """Calls the function once a replica; a failure leaves every variable as it was."""
+
+    def __init__(self) -> None:
+        self._runs: Counter[Any] = Counter()
 
     def run(
         self,
@@ -52,8 +61,24 @@ class EagerExecutor(Executor):
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
+        self._hint(fn)
         with all_or_nothing(frame) as frame:
             return regroup(_Round(strategy, frame, fn, args, kwargs).play(), strategy.topology)
+
+    def _hint(self, fn: Callable[..., Any]) -> None:
+        """Says once that there is a faster way, for a function that is run again and again."""
+        code = getattr(fn, "__code__", None)
+        if code is None:
+            return
+        self._runs[code] += 1
+        if self._runs[code] == _MANY_RUNS:
+            warnings.warn(
+                f"`{getattr(fn, '__qualname__', fn)}` has been run eagerly {_MANY_RUNS} times. "
+                "Compiled it is faster: `strategy.run(rx.function(fn), ...)`, or `strategy.run` "
+                "inside an `rx.function`.",
+                PerformanceHint,
+                stacklevel=5,
+            )
 
 
 class _Phase(enum.Enum):
@@ -117,6 +142,8 @@ class _Round(Merger):
 
     def play(self) -> list[Nest]:
         """Runs every replica to its end; returns what they returned."""
+        # What the caller has set, and not what replica 0 sets meanwhile, holds for all replicas.
+        self._configuration, self._context = thread_configuration(), contextvars.copy_context()
         try:
             for index, player in enumerate(self._players):
                 if player.thread is None:
@@ -134,6 +161,8 @@ class _Round(Merger):
         return [player.result for player in self._players]
 
     def merge(self, local_index: int, meeting: Meeting) -> Nest:
+        if self._released or self._failure is not None:
+            raise _Released  # from a `finally` block, say: there is nobody to meet any more
         player = self._players[local_index]
         _require_numbers(meeting, player.trace_state)
         player.meeting, player.phase = meeting, _Phase.WAITING
@@ -227,11 +256,10 @@ class _Round(Merger):
 
     def _start(self, index: int) -> None:
         player = self._players[index]
-        configuration = thread_configuration()
-        context = contextvars.copy_context()
+        context = self._context.copy()
 
         def body() -> None:
-            with configuration():
+            with self._configuration():
                 self._perform(index)
             player.yielded.release()
 
@@ -239,14 +267,36 @@ class _Round(Merger):
             target=context.run, args=(body,), name=f"replicax-replica-{index}", daemon=True
         )
         player.thread.start()
-        player.yielded.acquire()
+        self._wait_for(index)
 
     def _pass_baton(self, index: int) -> None:
         """Lets a waiting replica go on until it waits again or ends."""
         player = self._players[index]
         if player.phase is _Phase.WAITING:
             player.baton.release()
-            player.yielded.acquire()
+            self._wait_for(index)
+
+    def _wait_for(self, index: int) -> None:
+        """Waits until a replica waits in turn, or has ended; says so when that takes long.
+
+        It may compute for as long as it likes. But it may also wait for a lock that replica 0
+        holds, and then only the user can help.
+        """
+        player = self._players[index]
+        while not player.yielded.acquire(timeout=_LONG):
+            first = self._players[0].meeting
+            stack = ""
+            if player.thread is not None and player.thread.ident in sys._current_frames():
+                frame = sys._current_frames()[player.thread.ident]
+                stack = "".join(traceback.format_stack(frame, limit=6))
+            warnings.warn(
+                f"Replica 0 of {self._strategy!r} has waited {_LONG:.0f} s in "
+                f"{first.label if first else 'a meeting'} for replica {index}, which is at:\n"
+                f"{stack}If that is a lock, replica 0 may hold it: do not hold locks (such as that "
+                "of `functools.cached_property`) where replicas meet.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _release_all(self) -> None:
         """Ends the replicas that still wait, and their threads."""

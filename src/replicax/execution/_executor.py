@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from replicax._context import Frame
 from replicax._typing import Nest
+from replicax.errors import InvalidType
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
+
+
+def require_call(method: str, fn: Any, args: Any) -> None:
+    """Refuses what `method` cannot call."""
+    if not callable(fn):
+        raise InvalidType(f"`{method}` needs a function; got {fn!r}.")
+    if not isinstance(args, (tuple, list)):
+        raise InvalidType(
+            f"`args` of `{method}` has to be a tuple or a list; got {type(args).__name__}. For a "
+            "single argument write `args=(x,)`."
+        )
 
 
 class Executor(ABC):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 import warnings
 import weakref
@@ -144,7 +143,7 @@ class Function:
         fill: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, jax.Array):
-                keys.append((leaf.shape, leaf.dtype, leaf.weak_type))
+                keys.append((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
                 arrays.append(leaf)
                 fill.append(_itself)
             elif isinstance(leaf, PerReplica):
@@ -403,6 +402,6 @@ def function(fn: Callable[..., Any] | None = None, *, input_signature: Any = Non
         return lambda fn: function(fn, input_signature=input_signature)
     if isinstance(fn, Function):
         return Function(fn.python_function, input_signature)
-    if not callable(fn) or inspect.isclass(fn):
+    if not callable(fn):
         raise InvalidType(f"`rx.function` compiles a function; got {fn!r}.")
     return Function(fn, input_signature)

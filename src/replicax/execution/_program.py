@@ -84,7 +84,7 @@ class _Level:
         self.plan = plan
         self.refs = refs  # None in the first pass
         self.touched = Touched()
-        self._inside = inside
+        self.inside = inside
 
     @property
     def finding(self) -> bool:
@@ -93,10 +93,10 @@ class _Level:
     def state_of(self, variable: Variable) -> Any:
         self.touched.read[variable] = None
         if self.refs is None:
-            array = jnp.zeros(_array_shape(variable, self._inside), variable.dtype)
+            array = jnp.zeros(_array_shape(variable, self.inside), variable.dtype)
         else:
             array = self._ref(variable)[...]
-        return variable.wrap_state(array, self.plan.topology, self._inside)
+        return variable.wrap_state(array, self.plan.topology, self.inside)
 
     def set_state_of(self, variable: Variable, state: Any) -> None:
         self.touched.written[variable] = None

@@ -14,7 +14,8 @@ from jax.core import Tracer
 
 from replicax import _context
 from replicax._context import Kind
-from replicax._enums import ReduceOp, VariableAggregation
+from replicax._enums import ReduceOp
+from replicax._nest import Whole
 from replicax._typing import Nest
 from replicax.collectives import (
     CollectiveHints,
@@ -22,8 +23,10 @@ from replicax.collectives import (
     merge_options,
     require_numeric,
 )
-from replicax.errors import ContextError, InvalidType
+from replicax.errors import ContextError
+from replicax.execution._executor import require_call
 from replicax.values import Mirrored, PerReplica
+from replicax.variables import Variable
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -46,7 +49,10 @@ class Meeting:
         return (
             self.label == other.label
             and len(self.subjects) == len(other.subjects)
-            and all(a is b for a, b in zip(self.subjects, other.subjects, strict=True))
+            and all(
+                a is b or (not isinstance(a, Whole) and a == b)
+                for a, b in zip(self.subjects, other.subjects, strict=True)
+            )
         )
 
 
@@ -132,8 +138,7 @@ class ReplicaContext:
         >>> [float(x) for x in strategy.experimental_local_results(strategy.run(step))]
         [3.0, 3.0]
         """
-        if not callable(fn):
-            raise InvalidType(f"`merge_call` needs a function; got {fn!r}.")
+        require_call("merge_call", fn, args)
         label = f"merge_call({getattr(fn, '__qualname__', repr(fn))})"
         return self._meet(Meeting(label, fn, (tuple(args), dict(kwargs or {}))))
 
@@ -157,10 +162,14 @@ class ReplicaContext:
             def reduce(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
                 return strategy.collectives.reduce(op, values, merged)
 
-            return self.merge(f"all_reduce({op.value})", reduce, arrays)
+            return self.merge(f"all_reduce({op.value})", reduce, arrays, (structure,))
 
-        outputs = _differentiable(collective, lambda _, cotangents: collective(cotangents), leaves)
-        return jax.tree.unflatten(structure, outputs)
+        def differentiable(arrays: list[jax.Array]) -> list[jax.Array]:
+            return _differentiable(
+                collective, lambda _, cotangents: differentiable(cotangents), arrays
+            )
+
+        return jax.tree.unflatten(structure, differentiable(leaves))
 
     def all_gather(
         self,
@@ -181,7 +190,7 @@ class ReplicaContext:
             def gather(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
                 return [strategy.collectives.gather(value, axis, merged) for value in values]
 
-            return self.merge(f"all_gather(axis={axis})", gather, arrays)
+            return self.merge(f"all_gather(axis={axis})", gather, arrays, (structure,))
 
         def own_part(arrays: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
             def scatter(strategy: StrategyLike, sizes: PerReplica, *values: PerReplica) -> Any:
@@ -195,14 +204,16 @@ class ReplicaContext:
         outputs = _differentiable(collective, own_part, leaves)
         return jax.tree.unflatten(structure, outputs)
 
-    def aggregate(self, aggregation: VariableAggregation, value: jax.Array) -> jax.Array:
-        """Combines `value` over the replicas as a variable with `aggregation` would."""
+    def aggregate(self, variable: Variable, value: jax.Array) -> jax.Array:
+        """Combines what the replicas write to `variable`, as its aggregation says."""
+        aggregation = variable.aggregation
 
         def collective(arrays: list[jax.Array]) -> list[jax.Array]:
             def combine(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
                 return [strategy.collectives.aggregate(aggregation, value) for value in values]
 
-            return self.merge(f"{aggregation.value} of a write", combine, arrays)
+            label = f"assignment to variable {variable.name!r}"
+            return self.merge(label, combine, arrays, (variable,))
 
         # What is written to a variable is not differentiated, as with a gradient tape.
         def no_gradient(arrays: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
@@ -279,7 +290,8 @@ def _differentiable(
         return collective(leaves)
 
     def forward(leaves: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        return collective(leaves), leaves
+        # Differentiable again, for derivatives of derivatives.
+        return _differentiable(collective, backward, leaves), leaves
 
     def reverse(leaves: list[jax.Array], cotangents: list[jax.Array]) -> tuple[list[Any]]:
         kept = [i for i, float_like in enumerate(inexact) if float_like]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from replicax import _context, _nest
 from replicax._context import Frame
@@ -64,12 +64,11 @@ class Lifted:
             results = trace(OuterLevel(plan, refs), arrays)
             return [*(refs[variable][...] for variable in self.written), *results]
 
-        states = self._states()
-        jaxpr = jax.make_jaxpr(pure)(states, arrays)
+        self._donates = False
+        jaxpr = jax.make_jaxpr(pure)(self._states(), arrays)
         # A program that calls back into Python, or that stops at NaNs, can fail while it runs, and
         # then the variables' old values are still wanted.
-        can_fail = bool(jaxpr.effects) or jax.config.values["jax_debug_nans"]
-        self._donates = not can_fail
+        self._donates = not (_calls_python(jaxpr.jaxpr) or jax.config.values["jax_debug_nans"])
         shardings: Any = None
         if self.topology is not None:
             whole, split = self.topology.replicated, self.topology.split
@@ -91,6 +90,8 @@ class Lifted:
                 results = self.jitted(*arguments)
             else:
                 results = launch(topology, self.jitted, *arguments)
+            if not self._donates:
+                jax.block_until_ready(results)  # it may fail, and nothing is changed before
             for variable, array in zip(self.written, results, strict=False):
                 variable.take_over(variable.rewrap_state(array, topology), self._donates)
         return self._outputs.rebuild(results[len(self.written) :], topology)
@@ -104,7 +105,7 @@ class Lifted:
         states = [v.unwrap_state(v.peek_state(), topology) for v in self.written]
         # What somebody else may hold is copied before the program reuses its memory.
         escaped = [i for i, variable in enumerate(self.written) if not variable.exclusive]
-        if escaped:
+        if escaped and self._donates:
             copies = _copies([states[i] for i in escaped])
             for i, copy in zip(escaped, copies, strict=True):
                 states[i] = copy
@@ -130,6 +131,20 @@ class Lifted:
 @jax.jit
 def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(array) for array in arrays]
+
+
+def _calls_python(jaxpr: Jaxpr) -> bool:
+    """Whether a program has callbacks, anywhere in it."""
+    for equation in jaxpr.eqns:
+        if "callback" in equation.primitive.name or equation.primitive.name == "debug_print":
+            return True
+        for parameter in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: isinstance(x, (Jaxpr, ClosedJaxpr))
+        ):
+            inner = parameter.jaxpr if isinstance(parameter, ClosedJaxpr) else parameter
+            if isinstance(inner, Jaxpr) and _calls_python(inner):
+                return True
+    return False
 
 
 def _home_of(variables: Sequence[Variable]) -> Topology | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.core import Tracer
 
 from replicax import _context, _nest
 from replicax._context import Frame, Kind
@@ -22,7 +23,7 @@ from replicax.collectives import (
     require_numeric,
 )
 from replicax.errors import ContextError, ForeignValue, InvalidArgument, InvalidType
-from replicax.execution import EagerExecutor, Executor, Function
+from replicax.execution import EagerExecutor, Executor, Function, require_call
 from replicax.strategies._combining import as_per_replica, leaf_array
 from replicax.topology import Topology, resolve_devices
 from replicax.values import (
@@ -156,13 +157,7 @@ class StrategyExtended:
         kwargs: Mapping[str, Nest] | None,
     ) -> Nest:
         """Checks a call by `method` and hands it to the executor."""
-        if not callable(fn):
-            raise InvalidType(f"`{method}` needs a function; got {fn!r}.")
-        if not isinstance(args, (tuple, list)):
-            raise InvalidType(
-                f"`args` of `{method}` has to be a tuple or a list; got {type(args).__name__}. For "
-                "a single argument write `args=(x,)`."
-            )
+        require_call(method, fn, args)
         frame = _context.cross_replica(self._strategy, method)
         require_home((args, kwargs), self._topology, method)
         if isinstance(fn, Function):
@@ -314,6 +309,7 @@ class StrategyExtended:
         self._require_own(var, "update")
         copies = var.values
         devices = tuple(copy.device for copy in copies)
+        require_call("update", fn, args)
         return self._update("update", frame, devices, fn, (var, *args), kwargs, group)
 
     def update_non_slot(
@@ -339,8 +335,7 @@ class StrategyExtended:
         kwargs: Mapping[str, Nest] | None,
         group: bool,
     ) -> Nest:
-        if not callable(fn):
-            raise InvalidType(f"`{method}` needs a function; got {fn!r}.")
+        require_call(method, fn, args)
         arguments = (tuple(args), dict(kwargs or {}))
         for leaf in _nest.leaves(arguments):
             if isinstance(leaf, PerReplica):
@@ -351,8 +346,10 @@ class StrategyExtended:
             if isinstance(leaf, Variable):
                 self._require_own(leaf, method)
         results: list[Nest] = []
+        # Where every replica runs this code, each changes the one copy that is its own.
+        alone = frame.program is not None and frame.program.inside
         with all_or_nothing(frame) as frame:
-            for index, device in enumerate(devices):
+            for index, device in enumerate(devices[:1] if alone else devices):
                 here = replace(frame, kind=Kind.UPDATE, copy=index)
                 with _context.entered(here), jax.default_device(device):
                     here_args, here_kwargs = _nest.transform(
@@ -361,9 +358,11 @@ class StrategyExtended:
                     )
                     results.append(fn(*here_args, **here_kwargs))
         if not group:
-            return _nest.transform(lambda *leaves: list(leaves), *results)
-        topology = self._topology if len(results) > 1 else Topology.of(devices)
-        return regroup(results, topology, wrap=Mirrored)
+            copies = results * len(devices) if alone else results
+            return _nest.transform(lambda *leaves: list(leaves), *copies)
+        if alone or devices == self._topology.local_devices:
+            return regroup(results, self._topology, wrap=Mirrored)
+        return regroup(results, Topology.of(devices), wrap=Mirrored)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
         """Where an optimizer's variables that belong to no other variable should be."""
@@ -380,8 +379,11 @@ class StrategyExtended:
             )
         if isinstance(colocate_with_variable, Variable):
             self._require_own(colocate_with_variable, "colocate_vars_with")
-        else:
-            self._devices_of(colocate_with_variable)
+        elif self._devices_of(colocate_with_variable) != self.parameter_devices:
+            raise InvalidArgument(
+                f"`colocate_vars_with` takes a variable, or the devices that `non_slot_devices` "
+                f"gives: {self.parameter_devices}. Got {colocate_with_variable!r}."
+            )
         with _context.entered(replace(frame, colocate_with=colocate_with_variable)):
             yield
 
@@ -411,8 +413,8 @@ def _copy_at(leaf: Any, index: int, device: jax.Device) -> Any:
     if isinstance(leaf, Variable):
         return leaf.values[index] if len(leaf.values) > index else leaf.values[0]
     if isinstance(leaf, Mirrored):
-        local = leaf.values[index] if len(leaf.values) > index else leaf.primary
+        local = leaf.component(index) if len(leaf.values) > index else leaf.primary
         return place(local, device)
-    if isinstance(leaf, jax.Array) and leaf.committed:
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
         return place(leaf, device)
     return leaf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -176,7 +177,9 @@ class Strategy:
             return (value,)
 
         def component(leaf: Any, index: int) -> Any:
-            return leaf.values[index] if isinstance(leaf, (DistributedValues, Variable)) else leaf
+            if not isinstance(leaf, (DistributedValues, Variable)):
+                return leaf
+            return leaf.values[min(index, len(leaf.values) - 1)]  # one copy may serve all
 
         return tuple(
             _nest.transform(lambda leaf, index=index: component(leaf, index), value)
@@ -244,16 +247,19 @@ class Scope:
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._entered: list[_context.entered] = []
+        self._entered = threading.local()
 
     def __enter__(self) -> Strategy:
-        entered = _context.entered(_context.cross_replica(self._strategy, "scope"))
+        frame = _context.cross_replica(self._strategy, "scope")
+        if self._strategy.identity is None:
+            frame = _context.current()  # which is replica context already, and stays it
+        entered = _context.entered(frame)
         entered.__enter__()
-        self._entered.append(entered)
+        self._entered.stack = [*getattr(self._entered, "stack", ()), entered]
         return self._strategy
 
     def __exit__(self, *exception: Any) -> None:
-        self._entered.pop().__exit__(*exception)
+        self._entered.stack.pop().__exit__(*exception)
 
 
 def _on_device(leaf: Any, device: jax.Device) -> Any:
@@ -262,5 +268,5 @@ def _on_device(leaf: Any, device: jax.Device) -> Any:
         return leaf
     try:
         return place(jnp.asarray(leaf), device)
-    except TypeError:
+    except (TypeError, OverflowError):
         return leaf

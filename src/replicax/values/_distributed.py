@@ -95,6 +95,11 @@ class DistributedValues(ABC):
         held = {shard.device: shard.data for shard in self._array.addressable_shards}
         return tuple(held[device] for device in self._topology.local_devices)
 
+    def block_until_ready(self) -> Self:
+        """Waits until all components are there; what `jax.block_until_ready` calls."""
+        jax.block_until_ready(list(self.values))
+        return self
+
     def __repr__(self) -> str:
         lines = ",\n".join(f"  {i}: {component!r}" for i, component in enumerate(self.values))
         return f"{type(self).__name__}:{{\n{lines}\n}}"
@@ -306,5 +311,7 @@ def _unstacked(array: jax.Array, topology: Topology) -> PerReplica:
 
 
 def describe_shapes(components: Sequence[Any]) -> str:
-    """For messages: "replica 0: (2, 3), replica 1: (4, 3)"."""
+    """For messages: "replica 0: (2, 3), replica 1: (4, 3)"; of one for all, "(2, 3) on each"."""
+    if len(components) == 1:
+        return f"{np.shape(components[0])} on each replica"
     return ", ".join(f"replica {i}: {np.shape(c)}" for i, c in enumerate(components))

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 class AggregatingVariable(SyncOnWriteVariable):
     """What replicas write is combined first; each of them reads a copy on its own device."""
 
+    _device: jax.Device
+
     @classmethod
     def create(
         cls, request: VariableRequest, strategy: StrategyLike, device: jax.Device
     ) -> AggregatingVariable:
         array = request.initial_array()
-        return cls._build(request, strategy, jax.device_put(array, device), array)
+        variable = cls._build(request, strategy, jax.device_put(array, device), array)
+        variable._device = device
+        return variable
 
     @property
     def values(self) -> tuple[Variable, ...]:
@@ -33,7 +37,7 @@ class AggregatingVariable(SyncOnWriteVariable):
 
     @property
     def device(self) -> jax.Device:
-        return next(iter(self._stored.devices()))
+        return self._device
 
     def _read(self, frame: Frame) -> jax.Array:
         if frame.replica is not None:
@@ -43,11 +47,6 @@ class AggregatingVariable(SyncOnWriteVariable):
     def _write_agreed(self, frame: Frame, combine: Combine, value: Any) -> None:
         array = value.primary if isinstance(value, Mirrored) else value
         self.set_state(combine(self.state, place(array, self.device)))
-
-    def _settle(self, frame: Frame, value: jax.Array) -> None:
-        # Every replica comes by with the same value; the first one's is stored.
-        if not self._in_replica(frame) or (frame.replica and frame.replica.local_index == 0):
-            self.set_state(place(value, self.device))
 
     def cross_replica_array(self) -> jax.Array:
         return self.state

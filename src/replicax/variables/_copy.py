@@ -67,6 +67,9 @@ class VariableCopy(Component, Variable):
         return self._container._home.topology.local_devices[self._index]
 
     def _read(self, frame: Frame) -> jax.Array:
+        own = frame.replica is not None and frame.replica.local_index == self._index
+        if frame.overlay is not None and own and self._in_replica(frame):
+            return self._container.value  # which a differentiated function may see otherwise
         return self._container.read_copy(self._index)
 
     def _write(self, frame: Frame, combine: Combine, value: Any) -> None:

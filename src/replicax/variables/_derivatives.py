@@ -22,18 +22,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from replicax import _nest
 from replicax._jax_compat import derivative_rules
 from replicax._typing import Nest
-from replicax.errors import MeetingInTrace
 
 Function = Callable[[list[jax.Array]], tuple[Any, Nest]]
 
-# What a function raises that looks at numbers, or meets other replicas, while it is traced.
-_NEEDS_NUMBERS = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    MeetingInTrace,
-)
-_need_numbers: WeakSet[Any] = WeakSet()  # the code of functions that have raised one of these
+_need_numbers: WeakSet[Any] = WeakSet()  # the code of functions that cannot be traced
 _programs: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
 _MOST_PROGRAMS = 1024
 _programs_made: Counter[Hashable] = Counter()  # by function and device
@@ -53,9 +45,12 @@ def value_and_gradients(
         return jax.value_and_grad(function, has_aux=True)(inputs)
     try:
         jaxpr, rebuild = _trace(function, inputs)
-    except _NEEDS_NUMBERS:
+    except Exception:
+        # It looked at numbers, or met other replicas, which it cannot while it is traced. Should
+        # there be another reason, this raises it again.
+        result = jax.value_and_grad(function, has_aux=True)(inputs)
         _need_numbers.add(code)
-        return jax.value_and_grad(function, has_aux=True)(inputs)
+        return result
     (value, *rest), gradients = _program(jaxpr, code, inputs)(jaxpr.consts, inputs)
     return (value, rebuild(rest)), gradients
 
@@ -90,9 +85,10 @@ def _trace(
 
 def _program(jaxpr: ClosedJaxpr, code: Any, inputs: list[jax.Array]) -> Callable[..., Any]:
     """A function of `(consts, inputs)` that gives `(outputs, gradients)`."""
+    equations = jaxpr.jaxpr  # without the constants: a program must not keep a batch alive
 
     def differentiate(consts: Sequence[Any], inputs: list[jax.Array]) -> Any:
-        function = jaxpr_as_fun(ClosedJaxpr(jaxpr.jaxpr, consts))
+        function = jaxpr_as_fun(ClosedJaxpr(equations, consts))
 
         def first_and_all(inputs: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
             outputs = function(*inputs)

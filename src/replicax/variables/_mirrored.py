@@ -72,13 +72,6 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
             everywhere = self._home.collectives.mirror(value).array(self._home.topology)
             self.store_cross_replica_array(combine(self.cross_replica_array(), everywhere))
 
-    def _settle(self, frame: Frame, value: jax.Array) -> None:
-        if self._in_replica(frame):
-            assert frame.replica is not None
-            self.set_state(self.state.replaced(frame.replica.local_index, value))
-        else:
-            self.set_state(self._home.collectives.mirror(value))
-
     def cross_replica_array(self) -> jax.Array:
         return self.state.array(self._home.topology)
 
@@ -86,10 +79,15 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
         self.set_state(self._home.collectives.as_mirrored(array))
 
     def wrap_state(self, array: jax.Array, topology: Topology | None, inside: bool) -> Mirrored:
-        return Mirrored.from_array(array, self._home.topology, inside=inside)
+        return Mirrored.from_array(array, topology or self._home.topology, inside=inside)
 
     def unwrap_state(self, state: Mirrored, topology: Topology | None) -> jax.Array:
-        return state.array(self._home.topology)
+        if topology is None or topology == self._home.topology:
+            return state.array(self._home.topology)
+        return topology.replicate(state.primary)
 
     def rewrap_state(self, array: jax.Array, topology: Topology | None) -> Mirrored:
-        return Mirrored.from_array(array, self._home.topology)
+        home = self._home.topology
+        if topology is None or topology == home:
+            return Mirrored.from_array(array, home)
+        return Mirrored.from_array(home.replicate(array.addressable_data(0)), home)

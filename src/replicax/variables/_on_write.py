@@ -12,7 +12,7 @@ from replicax._context import Frame, Kind
 from replicax._enums import VariableAggregation
 from replicax.errors import AggregationRequired, ContextError
 from replicax.values import PerReplica
-from replicax.variables._variable import Combine, Variable
+from replicax.variables._variable import Combine, Variable, _replace
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -38,6 +38,20 @@ class SyncOnWriteVariable(Variable):
 
         assert frame.replica is not None
         label = f"assignment to variable {self.name!r}"
+        frame.replica.merge(label, merged, (value,), subjects=(self, combine))
+
+    def _settle(self, frame: Frame, value: jax.Array) -> None:
+        if not self._in_replica(frame):
+            self._write_agreed(frame, _replace, value)
+            return
+
+        # All replicas come by with the same value; one that does not come is found out.
+        def merged(strategy: StrategyLike, values: PerReplica) -> None:
+            agreed = strategy.collectives.broadcast(values)
+            self._write_agreed(_context.current(), _replace, agreed)
+
+        assert frame.replica is not None
+        label = f"writing what variable {self.name!r} was assigned while differentiating"
         frame.replica.merge(label, merged, (value,), subjects=(self,))
 
     def _agreed(self, frame: Frame, value: jax.Array) -> jax.Array:
@@ -46,7 +60,7 @@ class SyncOnWriteVariable(Variable):
             return value
         self._require_aggregation(frame)
         assert frame.replica is not None
-        return frame.replica.aggregate(self.aggregation, value)
+        return frame.replica.aggregate(self, value)
 
     def _require_aggregation(self, frame: Frame) -> None:
         if self.aggregation is VariableAggregation.NONE:

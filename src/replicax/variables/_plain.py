@@ -21,14 +21,21 @@ if TYPE_CHECKING:
 class PlainVariable(Variable):
     """What `rx.Variable` makes outside every scope, and under strategies with one device."""
 
+    _device: jax.Device
+    _pinned: bool
+
     @classmethod
     def create(
         cls, request: VariableRequest, strategy: StrategyLike | None, device: jax.Device | None
     ) -> PlainVariable:
         array = request.initial_array()
-        return cls._build(
+        variable = cls._build(
             request, strategy, array if device is None else place(array, device), array
         )
+        # Kept, because a program that is given the state may reuse its memory.
+        variable._device = next(iter(variable._stored.devices()))
+        variable._pinned = variable._stored.committed
+        return variable
 
     @property
     def values(self) -> tuple[Variable, ...]:
@@ -36,10 +43,10 @@ class PlainVariable(Variable):
 
     @property
     def device(self) -> jax.Device:
-        return next(iter(self._stored.devices()))
+        return self._device
 
     def _read(self, frame: Frame) -> jax.Array:
-        if frame.replica is not None and self._stored.committed:
+        if frame.replica is not None and self._pinned:
             return place(self.state, frame.replica.devices[0])
         return self.state
 
@@ -62,7 +69,7 @@ class PlainVariable(Variable):
         value = jax.numpy.asarray(value)
         if isinstance(value, Tracer):
             return value
-        return place(value, self.device) if self._stored.committed or value.committed else value
+        return place(value, self.device) if self._pinned or value.committed else value
 
     def cross_replica_array(self) -> jax.Array:
         return self.state

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
+import jax
+
 from replicax._context import Frame
 
 if TYPE_CHECKING:
-    import jax
-
     from replicax.variables._variable import Variable
 
 
@@ -23,9 +23,10 @@ class Overlay:
     tracers, which must not end up in a variable.
     """
 
-    __slots__ = ("_outer", "_values", "_written")
+    __slots__ = ("_differentiated", "_outer", "_values", "_written")
 
     def __init__(self, values: dict[Variable, jax.Array], outer: Overlay | None) -> None:
+        self._differentiated = dict(values)
         self._values = values
         self._outer = outer
         self._written: dict[Variable, None] = {}  # a set that keeps the order
@@ -35,6 +36,17 @@ class Overlay:
         if found is None and self._outer is not None:
             return self._outer.find(variable)
         return found
+
+    def assign(self, variable: Variable, value: jax.Array) -> None:
+        """A write by the function. It is constant for the gradient, as with a gradient tape.
+
+        A variable that is differentiated stays so: its reads lead back to it, whatever its value.
+        """
+        value = jax.lax.stop_gradient(value)
+        leaf = self._differentiated.get(variable)
+        if leaf is not None:
+            value = value + (leaf - jax.lax.stop_gradient(leaf))
+        self.write(variable, value)
 
     def write(self, variable: Variable, value: jax.Array) -> None:
         self._values[variable] = value
@@ -59,6 +71,11 @@ class Transaction:
     def remember(self, variable: Variable, state: Any) -> None:
         self._before.setdefault(variable, state)
 
+    def include(self, inner: Transaction) -> None:
+        """Takes over what a part of this transaction that has succeeded would put back."""
+        for variable, state in inner._before.items():
+            self.remember(variable, state)
+
     def roll_back(self) -> None:
         for variable, state in self._before.items():
             variable.restore_state(state)
@@ -66,16 +83,12 @@ class Transaction:
 
 @contextmanager
 def all_or_nothing(frame: Frame) -> Iterator[Frame]:
-    """A frame for a function whose failure leaves every variable as it was.
-
-    Inside another such function, it is the outermost one that puts things back.
-    """
-    if frame.transaction is not None:
-        yield frame
-        return
+    """A frame for a function whose failure leaves every variable as it was."""
     transaction = Transaction()
     try:
         yield replace(frame, transaction=transaction)
     except BaseException:
         transaction.roll_back()
         raise
+    if frame.transaction is not None:
+        frame.transaction.include(transaction)

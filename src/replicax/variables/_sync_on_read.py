@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from replicax import _context
 from replicax._context import Frame, Kind
 from replicax._enums import VariableAggregation
-from replicax.errors import AggregationRequired, ContextError, InvalidArgument
+from replicax.errors import AggregationRequired, ContextError, ForeignValue, InvalidArgument
 from replicax.values import Mirrored, PerReplica, place
 from replicax.variables._copy import VariableWithCopies
 from replicax.variables._variable import Combine, VariableRequest, _replace
@@ -106,6 +106,11 @@ class SyncOnReadVariable(VariableWithCopies):
         return PerReplica.from_array(array, home, scalars=not self.shape, inside=inside)
 
     def unwrap_state(self, state: PerReplica, topology: Topology | None) -> jax.Array:
+        if topology is not None and topology != self._home.topology:
+            raise ForeignValue(
+                f"The ON_READ variable {self.name!r} belongs to {self._home!r} and cannot be used "
+                f"in a program on {topology}. Read it before, and pass the value."
+            )
         return state.array(self._home.topology)
 
     def rewrap_state(self, array: jax.Array, topology: Topology | None) -> PerReplica:

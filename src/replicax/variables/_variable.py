@@ -42,12 +42,14 @@ class VariableRequest:
         """The initial value; calls it if it is a callable."""
         value = self.initial_value() if callable(self.initial_value) else self.initial_value
         array = jnp.asarray(value, dtype=self.dtype)
-        if array.weak_type:  # a Python number's: it would make the type of results depend on this
+        # A Python number's type is weak, and would make the type of results depend on it.
+        if getattr(array, "weak_type", False):
             array = jax.lax.convert_element_type(array, array.dtype)
         if isinstance(array, Tracer):
             raise InvalidType(
-                f"The initial value of variable {self.name!r} is a tracer of a JAX transformation, "
-                "and would not outlive it. Create the variable outside `jax.jit` or `jax.grad`."
+                f"The initial value of variable {self.name!r} is a tracer, and would not outlive "
+                "the tracing. Give it numbers, or create the variable outside of `rx.function`, "
+                "`jax.jit` or `jax.grad`."
             )
         return array
 
@@ -209,7 +211,7 @@ class Variable(Whole, ArrayOperators):
         else:
             # The old value first: once the replicas have met, another one may have settled.
             old = self.value
-            frame.overlay.write(self, combine(old, self._agreed(frame, value)))
+            frame.overlay.assign(self, combine(old, self._agreed(frame, value)))
         return self
 
     @property
@@ -352,7 +354,9 @@ class Variable(Whole, ArrayOperators):
                 f"{source.shape}."
             )
         if isinstance(value, Mirrored):
-            return value
+            if isinstance(array, jax.Array) and array.dtype == self._dtype:
+                return value
+            return Mirrored([jnp.asarray(c, self._dtype) for c in value.values], value.topology)
         return jnp.asarray(array, dtype=self._dtype)
 
     def __jax_array__(self) -> jax.Array:
@@ -403,6 +407,9 @@ def create_variable(request: VariableRequest) -> Variable:
     def merged(strategy: StrategyLike, requests: Any) -> Variable:
         return _placed(requests.primary, strategy, frame)
 
+    if callable(request.initial_value):
+        with jax.ensure_compile_time_eval():  # in replica context, whose code it is
+            request = replace(request, initial_value=request.initial_value())
     label = f"Variable(name={request.name!r})"
     return frame.replica.merge(label, merged, (request,))
 
@@ -422,6 +429,11 @@ def _placed_now(request: VariableRequest, strategy: StrategyLike, frame: Frame) 
             "variables in sync. Use AUTO, ON_WRITE or ON_READ."
         )
     variable = strategy.placement.create(request, strategy, frame.colocate_with)
+    if request.aggregation is VariableAggregation.SUM and variable.dtype == jnp.bool_:
+        raise InvalidArgument(
+            f"Variable {request.name!r} is a truth value and has `aggregation=SUM`, but a sum of "
+            "truth values is a count. Use ONLY_FIRST_REPLICA, or an integer dtype."
+        )
     mean = request.aggregation is VariableAggregation.MEAN
     if mean and not jnp.issubdtype(variable.dtype, jnp.inexact):
         raise InvalidArgument(
@@ -448,7 +460,7 @@ _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 def _fits(source: Any, target: Any) -> bool:
     """Arrays of JAX keep their dtype; NumPy and Python numbers may become a wider kind."""
-    if isinstance(source, jax.Array) and not source.weak_type:
+    if isinstance(source, jax.Array) and not getattr(source, "weak_type", False):
         return source.dtype == target
     return 0 <= _kind(source.dtype) <= _kind(target)
 

@@ -1,0 +1,56 @@
+"""The training step in replicax, as `MirroredStrategy` programs write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from _problem import LEARNING_RATE, Cell, problem_of
+from _protocol import serve
+
+import replicax as rx
+
+
+def serve_replicax(compiled: bool) -> None:
+    versions = {"replicax": rx.__version__, "jax": jax.__version__, "optax": optax.__version__}
+    serve(lambda cell: build(cell, compiled), versions)
+
+
+def build(cell: Cell, compiled: bool) -> Callable[[], float]:
+    jax.config.update("jax_platforms", "cpu")  # so that a machine with a GPU measures the same
+    strategy = rx.MirroredStrategy([f"CPU:{index}" for index in range(cell.replicas)])
+    problem = problem_of(cell)
+    with strategy.scope():
+        weights = [rx.Variable(weight) for weight in problem.weights]
+        biases = [rx.Variable(bias) for bias in problem.biases]
+        optimizer = rx.Optimizer(optax.sgd(LEARNING_RATE))
+    variables = [*weights, *biases]
+
+    def loss_of(rows: jax.Array, labels: jax.Array) -> jax.Array:
+        hidden = rows
+        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+            hidden = jnp.maximum(hidden @ weight + bias, 0)
+        logits = hidden @ weights[-1] + biases[-1]
+        likelihoods = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
+        return -likelihoods.sum() / cell.global_batch
+
+    def step(rows: jax.Array, labels: jax.Array) -> jax.Array:
+        loss, gradients = rx.value_and_grad(loss_of, variables)(rows, labels)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    def train(rows: Any, labels: Any) -> jax.Array:
+        losses = strategy.run(step, args=(rows, labels))
+        return strategy.reduce(rx.ReduceOp.SUM, losses, axis=None)
+
+    batch = strategy.experimental_distribute_values_from_function(
+        lambda context: (
+            problem.rows[context.replica_id_in_sync_group],
+            problem.labels[context.replica_id_in_sync_group],
+        )
+    )
+    step_of_all = rx.function(train) if compiled else train
+    return lambda: float(step_of_all(*batch))

@@ -1,0 +1,63 @@
+"""The training step in TensorFlow: the same `MirroredStrategy` program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+from _problem import LEARNING_RATE, Cell, problem_of
+from _protocol import serve
+
+
+def serve_tensorflow(compiled: bool) -> None:
+    versions = {"tensorflow": tf.__version__, "keras": tf.keras.__version__}
+    serve(lambda cell: build(cell, compiled), versions)
+
+
+def build(cell: Cell, compiled: bool) -> Callable[[], float]:
+    names = _split_cpu(cell.replicas)
+    strategy = tf.distribute.MirroredStrategy(names)
+    problem = problem_of(cell)
+    with strategy.scope():
+        weights = [tf.Variable(weight) for weight in problem.weights]
+        biases = [tf.Variable(bias) for bias in problem.biases]
+        optimizer = tf.keras.optimizers.SGD(LEARNING_RATE)
+    variables = [*weights, *biases]
+
+    def loss_of(rows: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        hidden = rows
+        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+            hidden = tf.nn.relu(hidden @ weight + bias)
+        logits = hidden @ weights[-1] + biases[-1]
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        return tf.reduce_sum(losses) / cell.global_batch
+
+    def step(rows: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(rows, labels)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    def train(rows: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        losses = strategy.run(step, args=(rows, labels))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    def share(context: tf.distribute.experimental.ValueContext) -> tuple[tf.Tensor, tf.Tensor]:
+        replica = context.replica_id_in_sync_group
+        # Left alone, TensorFlow puts all shares on the first device and would copy them each step.
+        with tf.device(names[replica]):
+            return tf.constant(problem.rows[replica]), tf.constant(problem.labels[replica])
+
+    batch = strategy.experimental_distribute_values_from_function(share)
+    step_of_all = tf.function(train) if compiled else train
+    return lambda: float(step_of_all(*batch))
+
+
+def _split_cpu(count: int) -> list[str]:
+    """Splits the host CPU into that many devices, and names them."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    )
+    return [f"CPU:{index}" for index in range(count)]

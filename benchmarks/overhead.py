@@ -1,0 +1,91 @@
+"""What replicax adds to a compiled step, on the host, against the number of variables.
+
+`python benchmarks/overhead.py` prints this table alone; run.py prints it among the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from report import microseconds, print_header, print_versions, table_of
+from rich.console import Console
+from targets import Target
+from tiny_steps import TinyStep, TinyTimes, measure_tiny_step
+
+REPLICAS = 2
+CALLS_OF_A_ROUND = {10: 200, 100: 100, 1000: 15}
+AT_MOST_MICROSECONDS = 100  # with the smallest number of variables
+AT_MOST_MICROSECONDS_A_VARIABLE = 1
+
+
+def measure_overhead(rounds: int) -> list[TinyTimes]:
+    return [
+        measure_tiny_step(TinyStep(REPLICAS, variables, rounds, calls, compiles=1))
+        for variables, calls in CALLS_OF_A_ROUND.items()
+    ]
+
+
+def microseconds_a_variable(measured: Sequence[TinyTimes]) -> float:
+    """The slope between the fewest and the most variables."""
+    few, many = measured[0], measured[-1]
+    more = many.asked.variables - few.asked.variables
+    return 1e6 * (many.overhead - few.overhead) / more
+
+
+def print_overhead(console: Console, measured: Sequence[TinyTimes]) -> None:
+    table = table_of(
+        f"Host overhead of a compiled step, {REPLICAS} replicas, "
+        f"{len(measured[0].replicax)} interleaved rounds",
+        "variables",
+        "replicax,\nus a step",
+        "jax.jit,\nus a step",
+        "overhead,\nus",
+        "of a round:\nlow, high",
+        "us a\nvariable",
+    )
+    for times in measured:
+        table.add_row(
+            f"{times.asked.variables:,}",
+            microseconds(times.replicax),
+            microseconds(times.jax),
+            f"{1e6 * times.overhead:.0f}",
+            f"{1e6 * min(times.overheads):.0f}, {1e6 * max(times.overheads):.0f}",
+            f"{1e6 * times.overhead / times.asked.variables:.2f}",
+        )
+    console.print(table)
+    console.print(
+        f"from {measured[0].asked.variables} to {measured[-1].asked.variables:,} variables, each "
+        f"variable more adds {microseconds_a_variable(measured):.2f} us"
+    )
+
+
+def overhead_targets(measured: Sequence[TinyTimes]) -> list[Target]:
+    few = measured[0]
+    return [
+        Target.at_most(
+            f"us that replicax adds to a step with {few.asked.variables} variables",
+            AT_MOST_MICROSECONDS,
+            1e6 * few.overhead,
+        ),
+        Target.at_most(
+            "us more for each variable more",
+            AT_MOST_MICROSECONDS_A_VARIABLE,
+            microseconds_a_variable(measured),
+        ),
+    ]
+
+
+@click.command()
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
+def main(rounds: int) -> None:
+    """Times a compiled step that does next to nothing."""
+    console = Console()
+    print_header(console)
+    measured = measure_overhead(rounds)
+    print_versions(console, {"replicax": measured[0].versions})
+    print_overhead(console, measured)
+
+
+if __name__ == "__main__":
+    main()

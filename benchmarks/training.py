@@ -1,0 +1,155 @@
+"""One training step of replicax and of its peers, side by side."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from contestants._problem import Cell
+from environments import PeerEnvironment
+from processes import ContestantProcess
+from report import MeasuredCell, Measurement
+from targets import Target
+
+HERE = Path(__file__).parent
+LOSS_TOLERANCE = 1e-3
+
+TENSORFLOW = PeerEnvironment("tensorflow", "tensorflow-cpu==2.21.*")
+TORCH = PeerEnvironment("torch", "torch==2.13.0 numpy")
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A script of `contestants/`, by its name, and where it runs."""
+
+    name: str
+    environment: PeerEnvironment | None = None  # None: the one that replicax is installed in
+
+    @property
+    def script(self) -> Path:
+        return HERE / "contestants" / f"{self.name}.py"
+
+    def python(self, peer_environments: Path) -> Path:
+        if self.environment is None:
+            return Path(sys.executable)
+        return self.environment.python(peer_environments)
+
+
+# The first of each is what the others' times are divided by.
+EAGER = (
+    Contestant("replicax_eager"),
+    Contestant("tensorflow_eager", TENSORFLOW),
+)
+COMPILED = (
+    Contestant("replicax_compiled"),
+    Contestant("jax_shard_map"),
+    Contestant("tensorflow_function", TENSORFLOW),
+    Contestant("torch_ddp", TORCH),
+)
+EAGER_CELLS = (Cell(hidden=32, global_batch=64, replicas=2),)
+COMPILED_CELLS = tuple(
+    Cell(hidden=hidden, global_batch=batch, replicas=replicas)
+    for hidden, batch in ((32, 64), (512, 256), (2048, 256))
+    for replicas in (2, 4)
+)
+# A turn is long enough to be timed, and short enough that all have theirs in the same weather.
+EAGER_STEPS = 20
+COMPILED_STEPS = {32: 50, 512: 10, 2048: 2}
+
+
+def measure_eager(rounds: int, peer_environments: Path) -> list[MeasuredCell]:
+    return [
+        measure_cell(EAGER, cell, rounds, EAGER_STEPS, peer_environments) for cell in EAGER_CELLS
+    ]
+
+
+def measure_compiled(
+    rounds: int, peer_environments: Path, cells: Sequence[Cell] = COMPILED_CELLS
+) -> list[MeasuredCell]:
+    return [
+        measure_cell(COMPILED, cell, rounds, COMPILED_STEPS[cell.hidden], peer_environments)
+        for cell in cells
+    ]
+
+
+def measure_cell(
+    contestants: Sequence[Contestant],
+    cell: Cell,
+    rounds: int,
+    steps: int,
+    peer_environments: Path,
+) -> MeasuredCell:
+    """Runs the contestants by turns, so that what slows the machine slows all of them."""
+    pythons = [contestant.python(peer_environments) for contestant in contestants]
+    answers = []
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(ContestantProcess(contestant.name, python, contestant.script))
+            for contestant, python in zip(contestants, pythons, strict=True)
+        ]
+        for process in processes:
+            process.send_cell(cell)
+        ready = [process.receive(str(cell)) for process in processes]
+        steps_done = ready[0]["steps_done"]
+        for _ in range(rounds):
+            answers.append([process.run_steps(steps) for process in processes])
+            steps_done += steps
+            _check_losses(contestants, cell, steps_done, [answer["loss"] for answer in answers[-1]])
+    return MeasuredCell(
+        cell,
+        steps,
+        [
+            Measurement(
+                contestant=contestant.name,
+                versions=ready[index]["versions"],
+                seconds_per_step=[answer[index]["seconds_per_step"] for answer in answers],
+                last_loss=answers[-1][index]["loss"],
+            )
+            for index, contestant in enumerate(contestants)
+        ],
+    )
+
+
+def _check_losses(
+    contestants: Sequence[Contestant], cell: Cell, steps_done: int, losses: Sequence[float]
+) -> None:
+    """Refuses to compare the times of contestants that do not train the same."""
+    first, expected = contestants[0], losses[0]
+    for contestant, loss in zip(contestants, losses, strict=True):
+        # Written so that a loss of NaN fails as well.
+        if not math.isclose(loss, expected, rel_tol=LOSS_TOLERANCE):
+            raise click.ClickException(
+                f"After {steps_done} steps of the {cell}, the loss of {first.name} is "
+                f"{expected:.7g} and that of {contestant.name} is {loss:.7g}. More than "
+                f"{LOSS_TOLERANCE:g} of difference: they do not train the same, and their times "
+                "cannot be compared. Mend the one that is wrong."
+            )
+
+
+def training_targets(cells: Sequence[MeasuredCell]) -> list[Target]:
+    """Of the cells that were measured; each target stands next to its worst cell."""
+
+    def worst(contestant: str, hidden: int | None) -> float | None:
+        ratios = [
+            measured.ratio_of(contestant)
+            for measured in cells
+            if hidden is None or measured.cell.hidden == hidden
+        ]
+        return min(ratios, default=None)
+
+    wanted = (
+        ("hand-written JAX / replicax, every cell", "jax_shard_map", None, 0.95),
+        ("hand-written JAX / replicax, hidden 32", "jax_shard_map", 32, 1.2),
+        ("tf.distribute / replicax, hidden 32", "tensorflow_function", 32, 2),
+        ("tf.distribute / replicax, hidden 512", "tensorflow_function", 512, 1.3),
+    )
+    return [
+        Target.at_least(what, bound, measured)
+        for what, contestant, hidden, bound in wanted
+        if (measured := worst(contestant, hidden)) is not None
+    ]

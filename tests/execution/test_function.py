@@ -1,0 +1,691 @@
+"""rx.function: signatures, state, control flow, failures."""
+
+import gc
+import inspect
+import subprocess
+import sys
+import threading
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support import components_equal, equal, per_replica, shares
+
+import replicax as rx
+
+
+def replica_id():
+    return rx.get_replica_context().replica_id_in_sync_group
+
+
+@pytest.fixture
+def counter(two):
+    with two.scope():
+        return rx.Variable(0.0, aggregation="SUM", name="counter")
+
+
+# What it is.
+
+
+def test_decorator_with_and_without_arguments():
+    @rx.function
+    def plain(x):
+        """Doubles."""
+        return x * 2
+
+    @rx.function(input_signature=[jax.ShapeDtypeStruct((), jnp.float32)])
+    def signed(x):
+        return x * 2
+
+    assert plain.__name__ == "plain"
+    assert plain.__doc__ == "Doubles."
+    assert repr(plain) == "<rx.function plain>"
+    equal(plain(jnp.float32(2)), 4.0)
+    equal(signed(2), 4.0)
+    with pytest.raises(TypeError, match="compiles a function"):
+        rx.function(3)
+
+
+def test_methods():
+    class Model:
+        def __init__(self, factor):
+            self.factor = rx.Variable(factor)
+
+        @rx.function
+        def double(self, x):
+            return x * self.factor
+
+    one, other = Model(2.0), Model(3.0)
+    equal(one.double(jnp.float32(1)), 2.0)
+    equal(other.double(jnp.float32(1)), 3.0)
+    equal(one.double(jnp.float32(5)), 10.0)
+    assert one.double.tracing_count == 2
+    reference = weakref.ref(one)
+    del one
+    gc.collect()
+    assert reference() is None  # programs keep no object alive
+
+
+def test_one_trace_for_each_signature(two):
+    @rx.function
+    def f(x, flag=True, *, word="a"):
+        return x + 1 if flag else x
+
+    for x in (np.float32(1), np.float32(2), jnp.float32(3)):
+        f(x)
+    assert f.tracing_count == 2  # NumPy's and JAX's
+    f(jnp.ones(2))
+    f(jnp.ones(2), flag=False)
+    f(jnp.ones(2), word="b")
+    f([jnp.ones(2)], False)
+    f(jnp.ones(2, jnp.int32))
+    with two.scope():
+        f(jnp.ones(2))
+    assert f.tracing_count == 8
+    for _ in range(3):
+        f(jnp.ones(2), word="b")
+    assert f.tracing_count == 8
+
+
+def test_a_function_is_called_once_a_signature_but_for_the_second_pass(two):
+    calls = []
+
+    @rx.function
+    def f(x):
+        calls.append(1)
+        return x
+
+    for step in range(5):
+        f(jnp.float32(step))
+    assert len(calls) == 2
+
+
+def test_input_signature(two):
+    spec = jax.ShapeDtypeStruct((4, 2), jnp.float32)
+
+    @rx.function(input_signature=[{"x": spec}])
+    def f(batch):
+        return two.run(lambda x: jnp.sum(x), args=(batch["x"],))
+
+    rows = np.arange(16, dtype=np.float32).reshape(8, 2)
+    components_equal(two, f({"x": shares(two, rows)}), [rows[:4].sum(), rows[4:].sum()])
+    # A last partial batch is no mismatch, even and uneven ones.
+    components_equal(two, f({"x": shares(two, rows[:4])}), [rows[:2].sum(), rows[2:4].sum()])
+    components_equal(two, f({"x": shares(two, rows[:5])}), [rows[:3].sum(), rows[3:5].sum()])
+    for wrong in (rows.astype(np.int32), rows[:, :1], np.concatenate([rows, rows])):
+        with pytest.raises(ValueError, match=r"\(4, 2\).*was called with a value of shape"):
+            f({"x": shares(two, wrong)})
+    with pytest.raises(TypeError, match="another structure"):
+        f([shares(two, rows)])
+
+
+def test_lower_shows_the_program(two, counter):
+    @rx.function
+    def f(x):
+        return two.run(lambda x: counter.assign_add(x).value, args=(x,))
+
+    lowered = f.lower(jnp.float32(1))
+    assert "all-reduce" in lowered.compile().as_text()
+    assert lowered.cost_analysis() is not None
+    equal(counter, 0.0)
+    uneven = per_replica(two, [np.ones(1), np.ones(2)])
+    with pytest.raises(ValueError, match="runs eagerly"):
+        f.lower(uneven)
+
+
+def test_run_functions_eagerly(two):
+    seen = []
+
+    @rx.function
+    def f(x):
+        seen.append(float(x))
+        return two.run(lambda x: x * 2, args=(x,))
+
+    try:
+        rx.config.run_functions_eagerly(True)
+        components_equal(two, f(jnp.float32(3)), [6.0, 6.0])
+    finally:
+        rx.config.run_functions_eagerly(False)
+    assert seen == [3.0]
+    assert f.tracing_count == 0
+
+
+def test_a_retrace_storm_warns_once_and_names_the_argument():
+    @rx.function
+    def f(x, rate):
+        return x * rate
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(15):
+            f(jnp.float32(1), float(step))
+    (warning,) = caught
+    assert issubclass(warning.category, rx.errors.PerformanceHint)
+    assert "traced 11 times" in str(warning.message)
+    assert "argument [1] changed from 9.0 to 10.0" in str(warning.message)
+
+
+def test_the_hint_to_compile_comes_once(two):
+    def step():
+        return None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(500):
+            two.run(step)
+    (warning,) = caught
+    assert "`rx.function`" in str(warning.message)
+
+
+def test_unhashable_arguments_are_refused():
+    class Odd:
+        __hash__ = None
+
+        def __eq__(self, other):
+            return True
+
+    with pytest.raises(TypeError, match="neither an array nor hashable"):
+        rx.function(lambda x: 1.0)(Odd())
+
+
+# Where it can be called, and what goes in and out.
+
+
+def test_given_to_run_and_around_run_give_the_same(strategy):
+    count = strategy.num_replicas_in_sync
+    inputs = per_replica(strategy, list(np.arange(count, dtype=np.float32)))
+
+    def fn(x, scale):
+        return {"y": x * scale, "id": replica_id(), "none": None, "word": "w", "n": 3}
+
+    inner = strategy.run(rx.function(fn), args=(inputs, 2.0))
+    outer = rx.function(lambda x: strategy.run(fn, args=(x, 2.0)))(inputs)
+    eager = strategy.run(fn, args=(inputs, 2.0))
+    for out in (inner, outer):
+        assert out["none"] is None
+        assert out["word"] == "w"
+        for name in ("y", "id"):
+            parts = strategy.experimental_local_results(eager[name])
+            components_equal(strategy, out[name], [np.asarray(part) for part in parts])
+
+
+def test_several_runs_reduce_and_gather_in_one_function(two, counter):
+    @rx.function
+    def f(x):
+        first = two.run(lambda x: x * 2, args=(x,))
+        second = two.run(lambda x, y: (x + y, counter.assign_add(1.0).value), args=(x, first))
+        return {
+            "sum": two.reduce("SUM", second[0], axis=None),
+            "mean": two.reduce("MEAN", first, axis=0),
+            "gathered": two.gather(first, axis=0),
+            "local": two.experimental_local_results(first),
+            "counter": counter,
+            "mirrored": two.extended.reduce_to("SUM", first, counter),
+        }
+
+    x = per_replica(two, [np.float32([1, 2]), np.float32([3, 4])])
+    for step in range(2):
+        out = f(x)
+        equal(out["sum"], [12, 18])
+        equal(out["mean"], 5.0)
+        equal(out["gathered"], [2, 4, 6, 8])
+        equal(out["local"][1], [6, 8])
+        assert out["counter"] is counter
+        equal(counter, 2.0 * (step + 1))
+        assert isinstance(out["mirrored"], rx.Mirrored)
+        components_equal(two, out["mirrored"], [[8, 12], [8, 12]])
+    assert f.tracing_count == 1
+
+
+def test_functions_that_call_functions(two, counter):
+    @rx.function
+    def inner(x):
+        return two.run(lambda x: counter.assign_add(x).value, args=(x,))
+
+    @rx.function
+    def outer(x):
+        inner(x)
+        return inner(x)
+
+    components_equal(two, outer(jnp.float32(1)), [4.0, 4.0])
+    assert (outer.tracing_count, inner.tracing_count) == (1, 0)
+
+
+def test_in_an_eager_replica_it_is_part_of_the_replica(two, counter):
+    @rx.function
+    def inner(x):
+        return rx.get_replica_context().all_reduce("SUM", x)
+
+    components_equal(two, two.run(lambda: inner(replica_id() + 1.0)), [3.0, 3.0])
+
+
+def test_inside_value_and_grad_and_jit(two):
+    with two.scope():
+        weight = rx.Variable(3.0)
+    square = rx.function(lambda: weight**2)
+    equal(rx.grad(lambda: square(), weight)(), 6.0)
+    equal(jax.jit(lambda t: square() * t)(2.0), 18.0)
+
+
+def test_arrays_of_other_devices_are_brought_along(two, counter):
+    elsewhere = jax.device_put(jnp.float32([1, 2]), jax.devices()[5])
+    f = rx.function(lambda x: two.run(lambda x: x * counter, args=(x,)))
+    counter.assign(2.0)
+    components_equal(two, f(elsewhere), [[2, 4], [2, 4]])
+
+
+def test_plain_results_are_on_the_first_device(two):
+    f = rx.function(lambda x: two.reduce("SUM", two.run(lambda x: x, args=(x,)), axis=None))
+    total = f(per_replica(two, [1.0, 2.0]))
+    assert total.devices() == {two.extended.worker_devices[0]}
+    equal(total + 1.0, 4.0)
+
+
+def test_uneven_shares_run_exactly_and_others_compiled(two):
+    traces = []
+
+    @rx.function
+    def f(x):
+        traces.append(1)
+        per_replica_sum = two.run(lambda x: jnp.sum(x), args=(x,))
+        return two.reduce("SUM", per_replica_sum, axis=None), two.reduce("MEAN", x, axis=0)
+
+    for rows in (8, 7, 1, 8):
+        batch = np.arange(rows, dtype=np.float32)
+        total, mean = f(shares(two, batch))
+        equal(total, batch.sum())
+        equal(mean, batch.mean())
+    assert f.tracing_count == 1
+
+
+def test_uneven_shares_from_outside(two):
+    x = per_replica(two, [np.ones(1, np.float32), np.ones(2, np.float32)])
+    f = rx.function(lambda: two.run(lambda x: x * 2, args=(x,)))
+    components_equal(two, f(), [[2], [2, 2]])
+    components_equal(two, f(), [[2], [2, 2]])
+
+
+def test_one_strategy_a_function(two):
+    other = rx.MirroredStrategy(["CPU:4", "CPU:5", "CPU:6"])
+
+    @rx.function
+    def f():
+        two.run(lambda: jnp.ones(1))
+        other.run(lambda: jnp.ones(1))
+
+    with pytest.raises(ValueError, match="Use one strategy in a function"):
+        f()
+
+
+# State.
+
+
+def test_variables_outside_of_strategies():
+    weight, steps = rx.Variable([1.0, 2.0]), rx.Variable(0)
+
+    @rx.function
+    def f(x):
+        weight.assign_sub(x * weight)
+        steps.assign_add(1)
+        return jnp.sum(weight)
+
+    equal(f(jnp.float32(0.5)), 1.5)
+    equal(f(jnp.float32(0.5)), 0.75)
+    equal(weight, [0.25, 0.5])
+    assert int(steps) == 2
+
+
+def test_values_handed_out_are_never_reused(two):
+    with two.scope():
+        weight = rx.Variable(np.arange(4.0, dtype=np.float32), aggregation="MEAN")
+        local = rx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+
+    @rx.function
+    def f():
+        two.run(lambda: (weight.assign_add(jnp.ones(4)), local.assign_add(1.0)))
+
+    kept = []
+    for _ in range(4):
+        kept.append((weight.value, [c.value for c in weight.values], weight.numpy(), local.value))
+        f()
+        f()
+    for step, (value, parts, array, total) in enumerate(kept):
+        for seen in (value, *parts, array):
+            equal(seen, np.arange(4.0) + 2 * step)
+        equal(total, 4.0 * step)
+
+
+def test_memory_is_reused_when_nobody_holds_it(two, counter):
+    f = rx.function(lambda: two.run(lambda: counter.assign_add(1.0)))
+    f()
+    before = counter.peek_state().array(two.topology)
+    f()
+    assert before.is_deleted()
+    equal(counter, 4.0)
+
+
+def test_assigned_arrays_are_not_reused(two):
+    with two.scope():
+        weight = rx.Variable(jnp.zeros(3), aggregation="SUM")
+    mine = two.extended.broadcast_to(jnp.ones(3), weight)
+    f = rx.function(lambda: two.run(lambda: weight.assign_add(jnp.ones(3))))
+    for _ in range(2):
+        weight.assign(mine)
+        f()
+    equal(mine, [1, 1, 1])
+    equal(weight, [3, 3, 3])
+
+
+def test_created_on_first_use(two):
+    class Layer:
+        weight = None
+
+        @rx.function
+        def __call__(self, x):
+            def replica(x):
+                if self.weight is None:
+                    self.weight = rx.Variable(lambda: jnp.full(2, 3.0), aggregation="MEAN")
+                self.weight.assign_add(x)
+                return self.weight.value
+
+            return two.run(replica, args=(x,))
+
+    layer = Layer()
+    for step in range(1, 4):
+        components_equal(two, layer(jnp.ones(2)), [[3.0 + step] * 2] * 2)
+    assert isinstance(layer.weight, rx.parts.MirroredVariable)
+
+
+def test_a_failure_while_tracing_leaves_every_variable_as_it_was(two, counter):
+    with two.scope():
+        local = rx.Variable(1.0, synchronization="ON_READ", aggregation="SUM")
+
+    @rx.function
+    def f(x):
+        def replica(x):
+            counter.assign_add(1.0)
+            local.assign_add(1.0)
+            raise KeyError("trace")
+
+        two.run(replica, args=(x,))
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match="trace"):
+            f(jnp.float32(1))
+    equal(counter, 0.0)
+    components_equal(two, local, [1.0, 1.0])
+    assert not rx.has_strategy()
+    two.run(rx.function(lambda: local.assign(2.0)))
+    components_equal(two, local, [2.0, 2.0])
+
+
+def test_a_failure_while_running_leaves_every_variable_as_it_was():
+    """In a process of its own: XLA remembers a failed callback until the process ends."""
+    code = """
+        import jax, jax.numpy as jnp, replicax as rx
+        strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            counter = rx.Variable(0.0, aggregation="SUM")
+            local = rx.Variable(1.0, synchronization="ON_READ", aggregation="SUM")
+        armed = [False]
+
+        def maybe(x):
+            if armed[0]:
+                raise KeyError("callback")
+            return x
+
+        @rx.function
+        def f(x):
+            def replica(x):
+                counter.assign_add(1.0)
+                local.assign_add(1.0)
+                return jax.pure_callback(maybe, jax.ShapeDtypeStruct((), jnp.float32), x)
+            out = strategy.run(replica, args=(x,))
+            counter.assign_add(5.0)
+            return out
+
+        f(jnp.float32(1))
+        armed[0] = True
+        for _ in range(2):
+            try:
+                f(jnp.float32(1))
+            except Exception as error:
+                print("callback" in str(error), float(counter), float(local))
+        armed[0] = False
+        f(jnp.float32(1))
+        print(float(counter), float(local))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", inspect.cleandoc(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["True 7.0 4.0", "True 7.0 4.0", "14.0 6.0"], done.stderr
+
+
+def test_two_threads_may_call_one_function(two, counter):
+    f = rx.function(lambda: two.run(lambda: counter.assign_add(1.0)))
+    f()
+    threads = [threading.Thread(target=lambda: [f() for _ in range(25)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    equal(counter, 2.0 * 51)
+
+
+def test_a_function_that_changes_its_mind_is_told(two, counter):
+    calls = []
+
+    @rx.function
+    def f():
+        calls.append(1)
+        if len(calls) == 2:
+            two.run(lambda: counter.assign_add(1.0))
+
+    with pytest.raises(RuntimeError, match="has to do the same whenever it is traced"):
+        f()
+
+
+# Control flow.
+
+
+def test_run_under_scan_cond_and_fori_loop(two, counter):
+    def step(x):
+        return two.run(lambda x: counter.assign_add(x).value + replica_id(), args=(x,))
+
+    @rx.function
+    def scanned(xs):
+        def body(carry, x):
+            return carry + 1, two.reduce("SUM", step(x), axis=None)
+
+        return jax.lax.scan(body, 0, xs)
+
+    steps, sums = scanned(jnp.float32([1, 2, 3]))
+    equal(steps, 3)
+    equal(sums, [2 * 2 + 1, 2 * 6 + 1, 2 * 12 + 1])
+    equal(counter, 12.0)
+
+    @rx.function
+    def conditional(flag):
+        return jax.lax.cond(
+            flag, lambda: two.reduce("SUM", step(jnp.float32(1)), axis=None), lambda: 0.0
+        )
+
+    equal(conditional(jnp.asarray(False)), 0.0)
+    equal(counter, 12.0)
+    equal(conditional(jnp.asarray(True)), 2 * 14 + 1)
+
+    @rx.function
+    def looped():
+        jax.lax.fori_loop(0, 4, lambda i, _: (step(jnp.float32(1)), 0)[1], 0)
+
+    looped()
+    equal(counter, 22.0)
+
+
+def test_control_flow_inside_a_replica(two):
+    with two.scope():
+        total = rx.Variable(0.0, aggregation="SUM")
+        local = rx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+
+    @rx.function
+    def f(flag):
+        def replica(flag):
+            def yes():
+                local.assign_add(replica_id() + 1.0)
+                rx.get_replica_context().merge_call(lambda s: total.assign_add(1.0))
+                return total.value
+
+            seen = jax.lax.cond(flag, yes, lambda: -1.0)
+
+            def body(_, x):
+                local.assign_add(x)
+                return None, None
+
+            jax.lax.scan(body, None, jnp.ones(3))
+            return seen
+
+        return two.run(replica, args=(flag,))
+
+    components_equal(two, f(jnp.asarray(True)), [1.0, 1.0])
+    components_equal(two, f(jnp.asarray(False)), [-1.0, -1.0])
+    equal(total, 1.0)
+    components_equal(two, local, [1.0 + 6, 2.0 + 6])
+
+
+def test_gradient_accumulation_with_apply_gradients_inside_cond(two):
+    """Gradients are applied every second step only; equal to SGD on the sum of two batches."""
+    with two.scope():
+        weight = rx.Variable(np.ones(2, np.float32))
+        accumulated = rx.Variable(
+            np.zeros(2, np.float32), synchronization="ON_READ", aggregation="SUM"
+        )
+        optimizer = rx.Optimizer(optax.sgd(0.1))
+
+    @rx.function
+    def train(x, last):
+        def replica(x, last):
+            gradient = rx.grad(lambda: jnp.sum(weight * x), weight)()
+            accumulated.assign_add(gradient)
+
+            def apply():
+                optimizer.apply_gradients([(accumulated.value, weight)])
+                accumulated.assign(jnp.zeros(2))
+                return 0
+
+            jax.lax.cond(last, apply, lambda: 0)
+
+        two.run(replica, args=(x, last))
+
+    batches = np.random.default_rng(0).normal(size=(4, 2, 2)).astype(np.float32)
+    expected = np.ones(2)
+    for step, batch in enumerate(batches):
+        train(per_replica(two, batch), jnp.asarray(step % 2 == 1))
+        if step % 2 == 1:
+            expected = expected - 0.1 * batches[step - 1 : step + 1].sum((0, 1))
+        equal(weight, expected, 1e-5)
+    assert int(optimizer.iterations) == 2
+
+
+def test_steps_per_execution_equal_separate_steps():
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+    batches = np.random.default_rng(0).normal(size=(4, 6, 2)).astype(np.float32)
+
+    def make():
+        with strategy.scope():
+            weight = rx.Variable(np.ones(2, np.float32))
+            optimizer = rx.Optimizer(optax.adam(0.1))
+
+        def replica(x):
+            loss, gradient = rx.value_and_grad(lambda: jnp.sum((x @ weight) ** 2), weight)()
+            optimizer.apply_gradients([(gradient, weight)])
+            return loss
+
+        return weight, replica
+
+    weight, replica = make()
+    separate = rx.function(
+        lambda x: strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)
+    )
+    losses = [float(separate(shares(strategy, batch))) for batch in batches]
+
+    other, replica = make()
+
+    def many(xs):
+        """All steps of one execution: a scan over the first dimension of a replica's batches."""
+        return jax.lax.scan(lambda _, x: (None, replica(x)), None, xs)[1]
+
+    stacked = per_replica(strategy, np.split(batches, 3, axis=1))
+    per_replica_losses = strategy.run(rx.function(many), args=(stacked,))
+    equal(strategy.reduce("SUM", per_replica_losses, axis=None), losses, 1e-5)
+    equal(other, weight.numpy(), 1e-5)
+
+
+# Numbers.
+
+
+def test_random_keys_differ_by_replica_and_not_by_execution(strategy):
+    def fn(key):
+        key = jax.random.fold_in(key, replica_id())
+        return jax.random.normal(key, (3,))
+
+    key = jax.random.key(7)
+    eager = strategy.run(fn, args=(key,))
+    compiled = strategy.run(rx.function(fn), args=(key,))
+    expected = [
+        jax.random.normal(jax.random.fold_in(key, i), (3,))
+        for i in range(strategy.num_replicas_in_sync)
+    ]
+    components_equal(strategy, eager, expected)
+    components_equal(strategy, compiled, expected)
+    assert len({float(x[0]) for x in expected}) == len(expected)
+
+
+@pytest.mark.parametrize("bytes_per_pack", [0, 1, 64, 10**9])
+def test_packs_change_nothing(two, bytes_per_pack):
+    random = np.random.default_rng(0)
+    shapes = [(), (3,), (5, 7), (300, 200), (0,), (2, 2)]
+    dtypes = ["float32", "int32", "float32", "float32", "float32", "bfloat16"]
+    parts = [
+        [jnp.asarray(random.normal(size=s) * 9, d) for s, d in zip(shapes, dtypes, strict=True)]
+        for _ in range(2)
+    ]
+    options = rx.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
+
+    def fn(x):
+        return rx.get_replica_context().all_reduce("SUM", x, options)
+
+    values = per_replica(two, parts)
+    for out in (two.run(fn, args=(values,)), two.run(rx.function(fn), args=(values,))):
+        for leaf, first, second in zip(out, *parts, strict=True):
+            for part in leaf.values:
+                assert part.dtype == first.dtype
+                equal(part.astype("float32"), (first + second).astype("float32"), 1e-2)
+
+
+def test_sums_in_bfloat16_are_off_by_less_than_a_percent():
+    strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(4)])
+    parts = np.random.default_rng(0).uniform(1, 2, size=(4, 1000)).astype(np.float32)
+    values, exact = per_replica(strategy, parts), parts.sum(0)
+    options = rx.experimental.CommunicationOptions(dtype="bfloat16")
+
+    def fn(x):
+        return rx.get_replica_context().all_reduce("SUM", x, options)
+
+    for out in (
+        strategy.run(fn, args=(values,)),
+        strategy.run(rx.function(fn), args=(values,)),
+    ):
+        result = np.asarray(out.values[0])
+        assert result.dtype == np.float32
+        error = np.max(np.abs(result - exact) / exact)
+        assert 1e-4 < error < 1e-2
+    with pytest.raises(ValueError, match="bfloat16"):
+        rx.experimental.CommunicationOptions(dtype="int8")

@@ -12,7 +12,7 @@ from support import equal
 PROJECT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 4])
 def test_digits(replicas):
     main = runpy.run_path(str(PROJECT / "examples" / "digits.py"))["main"]
     outcome = CliRunner().invoke(

@@ -32,7 +32,7 @@ class Frame:
     `replica` is set in replica context and `copy`, the copy of the variables being updated, in
     update context. `overlay` holds values that variables have for a differentiated function only,
     `transaction` what to restore should the running function fail, `program` the program that is
-    being traced.
+    being traced; `uneven` says that a compiled function runs eagerly because its replicas differ.
     """
 
     strategy: StrategyLike | None = None
@@ -43,6 +43,7 @@ class Frame:
     overlay: Overlay | None = None
     transaction: Transaction | None = None
     program: ProgramLike | None = None
+    uneven: bool = False
     installed: bool = False
 
     def __str__(self) -> str:

@@ -181,6 +181,17 @@ def test_the_hint_to_compile_comes_once(two):
     assert "`rx.function`" in str(warning.message)
 
 
+def test_the_hint_to_divide_batches_comes_once(two):
+    uneven = per_replica(two, [np.ones(1, np.float32), np.ones(2, np.float32)])
+    f = rx.function(lambda x: two.run(lambda x: None, args=(x,)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(500):
+            f(uneven)
+    (warning,) = caught
+    assert "divides by the number of replicas" in str(warning.message)
+
+
 def test_unhashable_arguments_are_refused():
     class Odd:
         __hash__ = None

@@ -63,5 +63,5 @@ def test_ten_thousand_steps_end_and_take_no_more_memory(replicas):
     report = json.loads(done.stdout)
     assert report["traces"] == 1
     assert report["seen"] == replicas * steps
-    assert 0 < report["loss"] < 8
+    assert 0 <= report["loss"] < 8
     assert report["growth"] < 1.02

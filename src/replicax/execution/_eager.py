@@ -61,7 +61,8 @@ class EagerExecutor(Executor):
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
-        self._hint(fn)
+        if not frame.uneven:
+            self._hint(fn)
         with all_or_nothing(frame) as frame:
             return regroup(_Round(strategy, frame, fn, args, kwargs).play(), strategy.topology)
 

@@ -7,6 +7,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final, overload
 
 import jax
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
 _MANY_TRACES = 10
+_MANY_UNEVEN_CALLS = 300
 _untraced = get_opaque_trace_state()
 _eagerly = False
 _missing: Any = object()
@@ -51,6 +53,7 @@ class Function:
         self.input_signature = None if input_signature is None else tuple(input_signature)
         self._programs: dict[Any, Lifted | None] = {}  # None: runs eagerly
         self._warned = False
+        self._uneven_calls = 0
         self._last_signature: _Signature | None = None
 
     @property
@@ -114,9 +117,11 @@ class Function:
             if program is not None:
                 return program(arrays)
         # Replicas that differ in shape are no single program: each runs by itself, exactly.
-        if strategy is None:
-            return self.python_function(*args, **kwargs)
-        return strategy.run(self.python_function, args, kwargs)
+        self._warn_of_uneven_shares()
+        with _context.entered(replace(_context.current(), uneven=True)):
+            if strategy is None:
+                return self.python_function(*args, **kwargs)
+            return strategy.run(self.python_function, args, kwargs)
 
     def _program(self, signature: _Signature | None, arrays: list[Any]) -> Lifted | None:
         if signature is None:
@@ -203,6 +208,17 @@ class Function:
                     f"value of shape {shape} and dtype {dtype}."
                 )
         return leaf
+
+    def _warn_of_uneven_shares(self) -> None:
+        self._uneven_calls += 1
+        if self._uneven_calls == _MANY_UNEVEN_CALLS:
+            warnings.warn(
+                f"`{self.__name__}` has run eagerly {_MANY_UNEVEN_CALLS} times, because the "
+                "replicas' shares had different shapes. Compiled it is faster: use a global batch "
+                "that divides by the number of replicas.",
+                PerformanceHint,
+                stacklevel=4,
+            )
 
     def _warn_of_retracing(self, signature: _Signature) -> None:
         if self._warned or len(self._programs) <= _MANY_TRACES or self._last_signature is None:

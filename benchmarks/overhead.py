@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 import click
-from report import microseconds, print_header, print_versions, table_of
+from report import microseconds, middle_half, print_header, print_versions, table_of
 from rich.console import Console
 from targets import Target
 from tiny_steps import TinyStep, TinyTimes, measure_tiny_step
@@ -41,16 +42,16 @@ def print_overhead(console: Console, measured: Sequence[TinyTimes]) -> None:
         "replicax,\nus a step",
         "jax.jit,\nus a step",
         "overhead,\nus",
-        "of a round:\nlow, high",
+        "middle half\nof the rounds",
         "us a\nvariable",
     )
     for times in measured:
         table.add_row(
             f"{times.asked.variables:,}",
-            microseconds(times.replicax),
-            microseconds(times.jax),
-            f"{1e6 * times.overhead:.0f}",
-            f"{1e6 * min(times.overheads):.0f}, {1e6 * max(times.overheads):.0f}",
+            microseconds(median(times.replicax)),
+            microseconds(median(times.jax)),
+            microseconds(times.overhead),
+            ", ".join(microseconds(seconds) for seconds in middle_half(times.overheads)),
             f"{1e6 * times.overhead / times.asked.variables:.2f}",
         )
     console.print(table)
@@ -77,7 +78,7 @@ def overhead_targets(measured: Sequence[TinyTimes]) -> list[Target]:
 
 
 @click.command()
-@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
+@click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=2))
 def main(rounds: int) -> None:
     """Times a compiled step that does next to nothing."""
     console = Console()

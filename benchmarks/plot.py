@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from report import MeasuredCell
+from report import MeasuredCell, middle_half
 
 WIDTH_OF_A_GROUP = 0.84
 TICKS = (0.5, 1, 2, 4, 8, 16)
@@ -27,8 +27,7 @@ def draw_ratios(path: Path, cells: Sequence[MeasuredCell]) -> bool:
         offset = (number - (len(peers) - 1) / 2) * width
         for group, measured in enumerate(cells):
             ratio = measured.ratio_of(peer)
-            by_round = measured.measurements[number + 1].ratios_to(measured.baseline)
-            low, high = min(by_round), max(by_round)
+            low, high = middle_half(measured.ratios_of(peer))
             place = group + offset
             # From the line at 1, up or down.
             axes.bar(
@@ -61,10 +60,10 @@ def draw_ratios(path: Path, cells: Sequence[MeasuredCell]) -> bool:
     axes.set_ylabel("time of a step, relative")
     axes.set_title(
         f"Compiled training step, peer / {baseline} (above 1: the peer is slower)\n"
-        "bars: ratio of medians; lines: lowest and highest round",
+        "bars: median of the rounds; lines: the middle half of the rounds",
         fontsize=10,
     )
-    axes.legend(frameon=False, ncols=len(peers), loc="upper right")
+    figure.legend(frameon=False, ncols=len(peers), loc="outside lower center")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=110)

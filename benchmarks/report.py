@@ -8,8 +8,9 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
+import click
 from contestants._problem import Cell
 from rich.console import Console
 from rich.table import Table
@@ -25,15 +26,8 @@ class Measurement:
     seconds_per_step: Sequence[float]
     last_loss: float
 
-    @property
-    def median(self) -> float:
-        return median(self.seconds_per_step)
-
-    def ratio_to(self, baseline: Measurement) -> float:
-        return self.median / baseline.median
-
     def ratios_to(self, baseline: Measurement) -> list[float]:
-        """Round by round."""
+        """Round by round: what slows the machine in a round slows both."""
         return [
             mine / theirs
             for mine, theirs in zip(self.seconds_per_step, baseline.seconds_per_step, strict=True)
@@ -52,9 +46,17 @@ class MeasuredCell:
     def baseline(self) -> Measurement:
         return self.measurements[0]
 
-    def ratio_of(self, contestant: str) -> float:
+    def ratios_of(self, contestant: str) -> list[float]:
         by_name = {measurement.contestant: measurement for measurement in self.measurements}
-        return by_name[contestant].ratio_to(self.baseline)
+        return by_name[contestant].ratios_to(self.baseline)
+
+    def ratio_of(self, contestant: str) -> float:
+        return median(self.ratios_of(contestant))
+
+
+def announce(what: str) -> None:
+    """Tells whoever waits what is being measured; no part of the report."""
+    click.echo(f"Measuring {what} …", err=True)
 
 
 def print_header(console: Console) -> None:
@@ -98,9 +100,9 @@ def print_training(console: Console, title: str, cells: Sequence[MeasuredCell]) 
         "replicas",
         "contestant",
         "ms a step,\nmedian",
-        "of a round:\nlow, high",
-        "ratio of\nmedians",
-        "of a round:\nlow, high",
+        "middle half\nof the rounds",
+        "ratio,\nmedian",
+        "middle half\nof the rounds",
         words=("contestant",),
     )
     for measured in cells:
@@ -123,16 +125,21 @@ def print_training(console: Console, title: str, cells: Sequence[MeasuredCell]) 
 
 
 def _training_row(peer: Measurement, baseline: Measurement) -> tuple[str, ...]:
-    milliseconds = [1000 * seconds for seconds in peer.seconds_per_step]
-    by_round = peer.ratios_to(baseline)
+    ratios = peer.ratios_to(baseline)
     is_baseline = peer is baseline
     return (
         peer.contestant,
-        f"{median(milliseconds):.2f}",
-        f"{min(milliseconds):.2f}, {max(milliseconds):.2f}",
-        "1" if is_baseline else f"{peer.ratio_to(baseline):.2f}",
-        "" if is_baseline else f"{min(by_round):.2f}, {max(by_round):.2f}",
+        _milliseconds(median(peer.seconds_per_step)),
+        ", ".join(_milliseconds(seconds) for seconds in middle_half(peer.seconds_per_step)),
+        "1" if is_baseline else f"{median(ratios):.2f}",
+        "" if is_baseline else ", ".join(f"{ratio:.2f}" for ratio in middle_half(ratios)),
     )
+
+
+def _milliseconds(seconds: float) -> str:
+    """With about three digits that count."""
+    number = 1000 * seconds
+    return f"{number:.2f}" if number < 10 else f"{number:.1f}" if number < 100 else f"{number:.0f}"
 
 
 def print_targets(console: Console, targets: Sequence[Target]) -> None:
@@ -147,12 +154,15 @@ def table_of(title: str, *columns: str, words: Sequence[str] = ()) -> Table:
     """A table whose columns hold numbers, but those named in `words`."""
     table = Table(title=title)
     for column in columns:
-        table.add_column(
-            column, justify="left" if column in words else "right", no_wrap=column in words
-        )
+        table.add_column(column, justify="left" if column in words else "right", no_wrap=True)
     return table
 
 
-def microseconds(seconds: Sequence[float]) -> str:
-    """The median."""
-    return f"{1e6 * median(seconds):.0f}"
+def microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.0f}"
+
+
+def middle_half(values: Sequence[float]) -> tuple[float, float]:
+    """Between which two values the middle half of them lie."""
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, high

@@ -24,7 +24,7 @@ WIDTH = 100  # of the report, wherever it is printed
 
 @click.command()
 @click.option(
-    "--rounds", default=9, show_default=True, type=click.IntRange(min=5), help="Turns of each."
+    "--rounds", default=15, show_default=True, type=click.IntRange(min=5), help="Turns of each."
 )
 @click.option(
     "--quick",
@@ -66,7 +66,7 @@ def main(rounds: int, quick: bool, plot: Path | None, peer_environments: Path) -
         console.print(
             f"The ratios are drawn in {plot}."
             if drawn
-            else "matplotlib is missing, so the plot is left out. `pip install matplotlib` adds it."
+            else "matplotlib is missing: the plot is left out. `pip install -e '.[bench]'` brings it."
         )
 
 

@@ -1,4 +1,4 @@
-"""Asks `contestants/tiny_step.py`, in a process of its own: the number of devices is fixed there."""
+"""Asks `contestants/tiny_step.py`, a process each time: the number of devices is fixed in one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import click
+from report import announce
 
 SCRIPT = Path(__file__).parent / "contestants" / "tiny_step.py"
 LIMIT_SECONDS = 180
@@ -50,6 +51,7 @@ class TinyTimes:
 
 
 def measure_tiny_step(asked: TinyStep) -> TinyTimes:
+    announce(f"a tiny step, {asked.variables} variables, {asked.replicas} replicas")
     try:
         done = subprocess.run(
             [sys.executable, SCRIPT, json.dumps(asdict(asked))],

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from contestants._problem import Cell
 from environments import PeerEnvironment
 from processes import ContestantProcess
-from report import MeasuredCell, Measurement
+from report import MeasuredCell, Measurement, announce
 from targets import Target
 
 HERE = Path(__file__).parent
@@ -59,7 +60,7 @@ COMPILED_CELLS = tuple(
 )
 # A turn is long enough to be timed, and short enough that all have theirs in the same weather.
 EAGER_STEPS = 20
-COMPILED_STEPS = {32: 50, 512: 10, 2048: 2}
+COMPILED_STEPS = {32: 50, 512: 8, 2048: 2}
 
 
 def measure_eager(rounds: int, peer_environments: Path) -> list[MeasuredCell]:
@@ -85,6 +86,7 @@ def measure_cell(
     peer_environments: Path,
 ) -> MeasuredCell:
     """Runs the contestants by turns, so that what slows the machine slows all of them."""
+    announce(f"{contestants[0].name} and peers, {cell}")
     pythons = [contestant.python(peer_environments) for contestant in contestants]
     answers = []
     with ExitStack() as stack:
@@ -96,8 +98,8 @@ def measure_cell(
             process.send_cell(cell)
         ready = [process.receive(str(cell)) for process in processes]
         steps_done = ready[0]["steps_done"]
-        for _ in range(rounds):
-            answers.append([process.run_steps(steps) for process in processes])
+        for number in range(rounds):
+            answers.append(_turns(processes, steps, first=number % len(processes)))
             steps_done += steps
             _check_losses(contestants, cell, steps_done, [answer["loss"] for answer in answers[-1]])
     return MeasuredCell(
@@ -113,6 +115,13 @@ def measure_cell(
             for index, contestant in enumerate(contestants)
         ],
     )
+
+
+def _turns(processes: Sequence[ContestantProcess], steps: int, first: int) -> list[Any]:
+    """Each works once, alone; another one begins every time. The answers are in the usual order."""
+    order = [*range(first, len(processes)), *range(first)]
+    answers = {index: processes[index].run_steps(steps) for index in order}
+    return [answers[index] for index in range(len(processes))]
 
 
 def _check_losses(

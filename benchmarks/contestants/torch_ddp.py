@@ -35,7 +35,7 @@ def build_replica(cell: Cell, replica: int, store: Path) -> Callable[[], float]:
         world_size=cell.replicas,
     )
     problem = problem_of(cell)
-    model = DistributedDataParallel(_network(cell), gradient_as_bucket_view=True)
+    model = DistributedDataParallel(_network(cell))
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     rows = torch.from_numpy(problem.rows[replica])
     labels = torch.from_numpy(problem.labels[replica]).long()

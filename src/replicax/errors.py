@@ -6,6 +6,7 @@ of the reference API would catch, so `except ValueError` goes on working.
     ReplicaxError
      ├─ ContextError          (RuntimeError)           wrong kind of context
      ├─ CollectiveMismatch    (RuntimeError)           replicas disagree on what to do together
+     ├─ InconsistentTracing   (RuntimeError)           a function differed when traced again
      ├─ DeviceError           (ValueError)             unknown, repeated or missing device
      ├─ InvalidArgument       (ValueError)             an argument that cannot mean anything here
      │   ├─ ShapeMismatch                              shapes that do not fit each other
@@ -30,6 +31,10 @@ class ContextError(ReplicaxError, RuntimeError):
 
 class CollectiveMismatch(ReplicaxError, RuntimeError):
     """Replicas reached different collective calls, or one of them returned instead."""
+
+
+class InconsistentTracing(ReplicaxError, RuntimeError):
+    """A function did something else when it was traced a second time."""
 
 
 class DeviceError(ReplicaxError, ValueError):

@@ -1,5 +1,6 @@
 """rx.function: signatures, state, control flow, failures."""
 
+import contextlib
 import gc
 import inspect
 import subprocess
@@ -373,7 +374,7 @@ def test_values_handed_out_are_never_reused(two):
 def test_memory_is_reused_when_nobody_holds_it(two, counter):
     f = rx.function(lambda: two.run(lambda: counter.assign_add(1.0)))
     f()
-    before = counter.peek_state().array(two.topology)
+    before = counter.lift(two.topology)
     f()
     assert before.is_deleted()
     equal(counter, 4.0)
@@ -700,3 +701,63 @@ def test_sums_in_bfloat16_are_off_by_less_than_a_percent():
         assert 1e-4 < error < 1e-2
     with pytest.raises(ValueError, match="bfloat16"):
         rx.experimental.CommunicationOptions(dtype="int8")
+
+
+def test_failures_that_the_function_handles_are_rolled_back(two, counter):
+    def broken(strategy):
+        def fail(copy):
+            copy.assign(100.0)
+            raise KeyError
+
+        strategy.extended.update(counter, fail)
+
+    def broken_run(strategy):
+        strategy.run(lambda: (counter.assign_add(50.0), {}["missing"]))
+
+    def replica():
+        counter.assign_add(1.0)
+        for merge in (broken, broken_run):
+            with contextlib.suppress(KeyError):
+                rx.get_replica_context().merge_call(merge)
+
+    for run in (two.run, lambda fn: two.run(rx.function(fn))):
+        counter.assign(0.0)
+        run(replica)
+        equal(counter, 2.0)
+
+    @rx.function
+    def outer():
+        with contextlib.suppress(KeyError):
+            two.run(lambda: (counter.assign_add(5.0), {}["missing"]))
+        two.run(lambda: counter.assign_add(1.0))
+
+    outer()
+    equal(counter, 4.0)
+
+
+def test_debug_nans_names_the_operation_and_changes_nothing(two, counter):
+    f = rx.function(
+        lambda x: two.run(lambda x: (counter.assign_add(1.0), jnp.log(x))[1], args=(x,))
+    )
+    with jax.debug_nans(True):
+        f(jnp.float32(1))
+        with pytest.raises(FloatingPointError, match="log"):
+            f(jnp.float32(-1))
+    equal(counter, 2.0)
+
+
+def test_lower_of_a_method():
+    class Model:
+        @rx.function
+        def double(self, x):
+            return x * 2
+
+    assert "multiply" in Model().double.lower(jnp.float32(1)).as_text()
+
+
+def test_settings_of_jax_make_a_program_of_their_own():
+    f = rx.function(lambda: jnp.asarray(1.0, dtype=float).dtype.itemsize * jnp.ones(()))
+    equal(f(), 4.0)
+    with jax.enable_x64(True):
+        equal(f(), 8.0)
+    equal(f(), 4.0)

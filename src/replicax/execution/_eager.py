@@ -233,7 +233,6 @@ class _Round(Merger):
         devices = topology.devices[replica_id]
         context = ReplicaContext(
             self._strategy,
-            self._strategy.identity,
             self,
             replica_id,
             index,
@@ -318,9 +317,18 @@ class _Round(Merger):
 
     def _mismatch(self) -> CollectiveMismatch:
         replicas = self._strategy.topology.local_replicas
+        meetings = [player.meeting for player in self._players if player.meeting is not None]
+        # Where the names are the same, it is what they are about that differs.
+        alike = len({meeting.label for meeting in meetings}) == 1 < len(meetings)
+
+        def doing(player: _Player) -> str:
+            if player.meeting is None:
+                return player.phase.value
+            about = f" on {list(player.meeting.subjects)}" if alike else ""
+            return f"called {player.meeting.label}{about}"
+
         states = "; ".join(
-            f"replica {replica} "
-            + (f"called {player.meeting.label}" if player.meeting else player.phase.value)
+            f"replica {replica} {doing(player)}"
             for replica, player in zip(replicas, self._players, strict=True)
         )
         return CollectiveMismatch(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import types
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final, overload
@@ -20,9 +18,9 @@ from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType, PerformanceHint
 from replicax.execution._program import NotOneProgram
+from replicax.execution._signature import Signature, signature_of
 from replicax.execution._state_lifting import Lifted
-from replicax.values import Mirrored, PerReplica
-from replicax.variables import Variable
+from replicax.values import PerReplica
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -54,7 +52,7 @@ class Function:
         self._programs: dict[Any, Lifted | None] = {}  # None: runs eagerly
         self._warned = False
         self._uneven_calls = 0
-        self._last_signature: _Signature | None = None
+        self._last_signature: Signature | None = None
 
     @property
     def tracing_count(self) -> int:
@@ -68,7 +66,7 @@ class Function:
         return self._call(None, frame, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        return self if instance is None else _Method(self, instance)
 
     def is_inlined(self, frame: Frame) -> bool:
         """Whether it is part of something larger, which decides how it is executed."""
@@ -77,6 +75,7 @@ class Function:
             or frame.program is not None
             or frame.overlay is not None
             or (frame.kind is Kind.REPLICA and frame.strategy is not None)
+            or jax.config.values["jax_debug_nans"]  # which is for finding the operation
             or get_opaque_trace_state() != _untraced
         )
 
@@ -97,7 +96,7 @@ class Function:
         `.cost_analysis()` what it costs.
         """
         frame = _context.current()
-        signature, arrays = self._signature(None, frame, args, kwargs)
+        signature, arrays = signature_of(None, frame, args, kwargs)
         program = self._program(signature, arrays)
         if program is None:
             raise InvalidArgument(
@@ -111,7 +110,7 @@ class Function:
     ) -> Any:
         if self.input_signature is not None:
             args = self._conform(args, kwargs)
-        signature, arrays = self._signature(strategy, frame, args, kwargs)
+        signature, arrays = signature_of(strategy, frame, args, kwargs)
         if signature is not None:
             program = self._program(signature, arrays)
             if program is not None:
@@ -123,14 +122,15 @@ class Function:
                 return self.python_function(*args, **kwargs)
             return strategy.run(self.python_function, args, kwargs)
 
-    def _program(self, signature: _Signature | None, arrays: list[Any]) -> Lifted | None:
+    def _program(self, signature: Signature | None, arrays: list[Any]) -> Lifted | None:
         if signature is None:
             return None
         program = self._programs.get(signature, _missing)
         if program is not _missing:
             return program
         try:
-            program = Lifted(signature.bind(self.python_function), signature.frame, arrays)
+            bound = signature.bind(self.python_function)
+            program = Lifted(bound, signature.frame, arrays, signature.plain_arrays())
         except NotOneProgram:
             program = None
         signature.forget_values()
@@ -138,44 +138,6 @@ class Function:
         self._warn_of_retracing(signature)
         self._last_signature = signature
         return program
-
-    def _signature(
-        self, strategy: StrategyLike | None, frame: Frame, args: Any, kwargs: Any
-    ) -> tuple[_Signature | None, list[Any]]:
-        leaves, structure = _nest.flatten((args, kwargs))
-        keys: list[Any] = []
-        arrays: list[Any] = []
-        fill: list[Any] = []
-        for leaf in leaves:
-            if isinstance(leaf, jax.Array):
-                keys.append((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
-                arrays.append(leaf)
-                fill.append(_itself)
-            elif isinstance(leaf, PerReplica):
-                topology = leaf.topology or (strategy or frame.strategy or _Nowhere).topology
-                if topology is None or not leaf.uniform or leaf.samples()[0] is None:
-                    return None, []
-                if not hasattr(leaf.samples()[0], "dtype") and not np.isscalar(leaf.samples()[0]):
-                    return None, []
-                array = leaf.array(topology)
-                scalars = leaf.scalars
-                keys.append((array.shape, array.dtype, topology, scalars))
-                arrays.append(array)
-                fill.append(functools.partial(_per_replica, topology, scalars))
-            elif isinstance(leaf, Mirrored) and leaf.topology is not None:
-                array = leaf.array(leaf.topology)
-                keys.append((array.shape, array.dtype, leaf.topology))
-                arrays.append(array)
-                fill.append(functools.partial(_mirrored, leaf.topology))
-            elif isinstance(leaf, (np.ndarray, np.generic)):
-                keys.append((leaf.shape, leaf.dtype))
-                arrays.append(leaf)
-                fill.append(_itself)
-            else:
-                keys.append(_static_key(leaf))
-                fill.append(None)
-        key = (strategy, frame.strategy, frame.kind, structure, tuple(keys))
-        return _Signature(key, frame, strategy, leaves, structure, fill), arrays
 
     def _conform(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
         """The arguments, checked against the input signature; numbers as the arrays it asks for."""
@@ -220,7 +182,7 @@ class Function:
                 stacklevel=4,
             )
 
-    def _warn_of_retracing(self, signature: _Signature) -> None:
+    def _warn_of_retracing(self, signature: Signature) -> None:
         if self._warned or len(self._programs) <= _MANY_TRACES or self._last_signature is None:
             return
         self._warned = True
@@ -238,149 +200,23 @@ class Function:
     __name__: str
 
 
-class _Nowhere:
-    topology = None
+@final
+class _Method:
+    """A compiled function that was found as an attribute of an object."""
 
+    def __init__(self, function: Function, instance: Any) -> None:
+        self._function = function
+        self._instance = instance
 
-class _Signature:
-    """For which arguments a program is good; while it is made, also the arguments themselves."""
+    @property
+    def tracing_count(self) -> int:
+        return self._function.tracing_count
 
-    __slots__ = ("_fill", "_hash", "_key", "_leaves", "_strategy", "_structure", "frame")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(self._instance, *args, **kwargs)
 
-    def __init__(
-        self, key: Any, frame: Any, strategy: Any, leaves: Any, structure: Any, fill: Any
-    ) -> None:
-        self._key = key
-        self._hash = hash(key)
-        self.frame: Any = frame
-        self._strategy = strategy
-        self._leaves: Any = leaves
-        self._structure = structure
-        self._fill: Any = fill
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Signature) and self._key == other._key
-
-    def bind(self, python_function: Callable[..., Any]) -> Callable[[list[Any]], Nest]:
-        """The function of the arrays alone."""
-        leaves, fills, structure, strategy = (
-            self._leaves,
-            self._fill,
-            self._structure,
-            self._strategy,
-        )
-
-        def function(arrays: list[Any]) -> Nest:
-            remaining = iter(arrays)
-            filled = [
-                leaf if fill is None else fill(next(remaining))
-                for leaf, fill in zip(leaves, fills, strict=True)
-            ]
-            args, kwargs = jax.tree.unflatten(structure, filled)
-            if strategy is None:
-                return python_function(*args, **kwargs)
-            return strategy.run(python_function, args, kwargs)
-
-        return function
-
-    def forget_values(self) -> None:
-        """Lets go of the arguments: a program kept for long must not keep a batch alive."""
-        self._leaves = self._fill = self.frame = None
-
-    def difference(self, other: _Signature) -> str:
-        """Where two signatures differ, in words."""
-        names = ("the strategy", "the scope", "the context", "the structure of the arguments")
-        for name, mine, yours in zip(names, self._key, other._key, strict=False):
-            if mine != yours:
-                return f"{name} changed from {mine} to {yours}"
-        paths = jax.tree_util.tree_flatten_with_path(
-            jax.tree.unflatten(self._structure, list(range(len(self._key[-1]))))
-        )[0]
-        for (path, index), mine, yours in zip(paths, self._key[-1], other._key[-1], strict=True):
-            if mine != yours:
-                return (
-                    f"argument {_argument_name(path, index)} changed from {_words(mine)} to "
-                    f"{_words(yours)}"
-                )
-        return "nothing that shows changed"
-
-
-def _argument_name(path: Any, index: int) -> str:
-    _, *inner = path
-    return jax.tree_util.keystr(tuple(inner)) or str(index)
-
-
-def _words(key: Any) -> str:
-    if isinstance(key, _Static):
-        return repr(key)
-    shape, dtype, *_ = key
-    return f"{dtype}{list(shape)}"
-
-
-def _itself(array: Any) -> Any:
-    return array
-
-
-def _per_replica(topology: Any, scalars: bool, array: Any) -> PerReplica:
-    return PerReplica.from_array(array, topology, scalars=scalars)
-
-
-def _mirrored(topology: Any, array: Any) -> Mirrored:
-    return Mirrored.from_array(array, topology)
-
-
-class _Static:
-    """A Python value that a program was made for: compared by value, or else by identity."""
-
-    __slots__ = ("_by_identity", "_hash", "_value")
-
-    def __init__(self, value: Any) -> None:
-        plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
-        self._by_identity = not plain and (
-            isinstance(value, Variable) or type(value).__eq__ is object.__eq__
-        )
-        if self._by_identity:
-            self._hash = id(value)
-            self._value: Any = _reference(value)
-        else:
-            self._hash = hash((type(value), value))
-            self._value = value
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Static) or self._by_identity != other._by_identity:
-            return False
-        mine, yours = self._value, other._value
-        if self._by_identity:
-            mine, yours = mine(), yours()
-            return mine is yours and mine is not None
-        return type(mine) is type(yours) and mine == yours
-
-    def __repr__(self) -> str:
-        return repr(self._value() if self._by_identity else self._value)
-
-
-def _reference(value: Any) -> Callable[[], Any]:
-    """A weak reference where the type allows it, so that programs keep no object alive."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: value
-
-
-def _static_key(leaf: Any) -> _Static:
-    try:
-        return _Static(leaf)
-    except TypeError:
-        raise InvalidType(
-            f"An `rx.function` got an argument that is neither an array nor hashable: {leaf!r} of "
-            f"type {type(leaf).__name__}. Register the type as a pytree, or pass arrays."
-        ) from None
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        return self._function.lower(self._instance, *args, **kwargs)
 
 
 @overload

@@ -24,12 +24,12 @@ from replicax import _context, _nest
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.collectives import Collectives, InProgram
-from replicax.errors import InvalidArgument, ReplicaxError
+from replicax.errors import InconsistentTracing, InvalidArgument
 from replicax.execution._executor import Executor
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.topology import REPLICA_AXIS, Topology
 from replicax.values import Mirrored, PerReplica, select
-from replicax.variables import Variable, VariableRequest
+from replicax.variables import Variable, VariableRequest, all_or_nothing
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -42,10 +42,6 @@ class NotOneProgram(BaseException):
 
     No `Exception`, so that the user's handlers let it pass.
     """
-
-
-class ChangedItsMind(ReplicaxError, RuntimeError):
-    """A function did something else when it was traced a second time."""
 
 
 @dataclass
@@ -64,7 +60,7 @@ class Plan:
     """What the first pass has found."""
 
     outer: Touched = field(default_factory=Touched)
-    runs: list[Touched] = field(default_factory=list)
+    runs: dict[int, Touched] = field(default_factory=dict)
     topology: Topology | None = None
 
     def use(self, strategy: StrategyLike) -> None:
@@ -106,7 +102,7 @@ class _Level:
     def _ref(self, variable: Variable) -> Any:
         assert self.refs is not None
         if variable not in self.refs:
-            raise ChangedItsMind(
+            raise InconsistentTracing(
                 f"Variable {variable.name!r} was not used when the function was traced first, but "
                 "is now. A function has to do the same whenever it is traced; look for Python "
                 "state that it changes, or for a variable created under a condition."
@@ -155,7 +151,6 @@ class _InnerLevel(_Level, Merger):
         topology = self._strategy.topology
         context = ReplicaContext(
             self._strategy,
-            self._strategy.identity,
             self,
             jax.lax.axis_index(REPLICA_AXIS),
             0,
@@ -176,7 +171,8 @@ class _InnerLevel(_Level, Merger):
             return leaf
 
         args, kwargs = _nest.transform(dress, meeting.arguments)
-        with _context.entered(self._cross_replica):
+        transaction = _context.current().transaction
+        with _context.entered(replace(self._cross_replica, transaction=transaction)):
             result = meeting.fn(self._strategy, *args, **kwargs)
         return select(result, 0, topology)
 
@@ -201,7 +197,9 @@ class _ShardedExecutor(Executor):
         inputs = _Inputs((tuple(args), dict(kwargs)), topology)
         number = level.runs_so_far
         level.runs_so_far += 1
-        touched = Touched() if level.finding else _planned(level.plan, number)
+        if level.finding:
+            level.plan.runs[number] = Touched()  # should it fail, and the user go on
+        touched = _planned(level.plan, number)
         variables, written = touched.all(), list(touched.written)
         outputs = _Outputs()
         inner: list[_InnerLevel] = []
@@ -240,7 +238,7 @@ class _ShardedExecutor(Executor):
             variable.set_state(variable.wrap_state(array, topology, inside=False))
         if level.finding:
             found = inner[-1].touched
-            level.plan.runs.append(found)
+            level.plan.runs[number] = found
             level.touched.read.update(dict.fromkeys(found.all()))
             level.touched.written.update(found.written)
         return outputs.rebuild(arrays, topology)
@@ -262,7 +260,10 @@ class _InnerExecutor(Executor):
         kwargs: Mapping[str, Nest],
     ) -> Nest:
         topology = strategy.topology
-        with _context.entered(self._level.replica_frame(frame)):
+        with (
+            all_or_nothing(frame) as frame,
+            _context.entered(self._level.replica_frame(frame)),
+        ):
             result = fn(*select(tuple(args), 0, topology), **select(dict(kwargs), 0, topology))
         return _nest.transform(
             lambda leaf: (
@@ -341,8 +342,8 @@ class _Outputs:
 
 
 def _planned(plan: Plan, number: int) -> Touched:
-    if number >= len(plan.runs):
-        raise ChangedItsMind(
+    if number not in plan.runs:
+        raise InconsistentTracing(
             f"The function called `run` {len(plan.runs)} time(s) when it was traced first, and "
             "more often now. A function has to do the same whenever it is traced; look for Python "
             "state that it changes."

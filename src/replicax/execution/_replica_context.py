@@ -77,7 +77,6 @@ class ReplicaContext:
     def __init__(
         self,
         strategy: Any,
-        identity: StrategyLike | None,
         merger: Merger,
         replica_id: int | jax.Array,
         local_index: int,
@@ -85,7 +84,7 @@ class ReplicaContext:
         devices: tuple[jax.Device, ...],
     ) -> None:
         self._strategy = strategy
-        self._identity = identity
+        self._identity: StrategyLike | None = strategy.identity
         self._merger = merger
         self._replica_id = replica_id
         self._local_index = local_index
@@ -212,7 +211,7 @@ class ReplicaContext:
             def combine(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
                 return [strategy.collectives.aggregate(aggregation, value) for value in values]
 
-            label = f"assignment to variable {variable.name!r}"
+            label = f"a write to variable {variable.name!r}"
             return self.merge(label, combine, arrays, (variable,))
 
         # What is written to a variable is not differentiated, as with a gradient tape.

@@ -34,12 +34,18 @@ class Lifted:
       function: Takes the dynamic arguments as `rebuild` makes them of arrays.
       frame: The context in which the function was called.
       arrays: The arrays of the first call; only their shapes and dtypes matter.
+      plain: Which of them are `jax.Array`s that the user gave, on whatever devices.
     """
 
     def __init__(
-        self, function: Callable[[list[Any]], Nest], frame: Frame, arrays: Sequence[Any]
+        self,
+        function: Callable[[list[Any]], Nest],
+        frame: Frame,
+        arrays: Sequence[Any],
+        plain: Sequence[int],
     ) -> None:
         plan = Plan()
+        self._plain = plain
         outputs = _Outputs(plan)
 
         def trace(level: OuterLevel, arrays: Sequence[Any]) -> list[jax.Array]:
@@ -66,9 +72,9 @@ class Lifted:
 
         self._donates = False
         jaxpr = jax.make_jaxpr(pure)(self._states(), arrays)
-        # A program that calls back into Python, or that stops at NaNs, can fail while it runs, and
-        # then the variables' old values are still wanted.
-        self._donates = not (_calls_python(jaxpr.jaxpr) or jax.config.values["jax_debug_nans"])
+        # A program that calls back into Python can fail while it runs, and then the variables' old
+        # values are still wanted.
+        self._donates = not _calls_python(jaxpr.jaxpr)
         shardings: Any = None
         if self.topology is not None:
             whole, split = self.topology.replicated, self.topology.split
@@ -93,7 +99,7 @@ class Lifted:
             if not self._donates:
                 jax.block_until_ready(results)  # it may fail, and nothing is changed before
             for variable, array in zip(self.written, results, strict=False):
-                variable.take_over(variable.rewrap_state(array, topology), self._donates)
+                variable.settle_program(array, topology, self._donates)
         return self._outputs.rebuild(results[len(self.written) :], topology)
 
     def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
@@ -102,30 +108,28 @@ class Lifted:
 
     def _states(self) -> list[Any]:
         topology = self.topology
-        states = [v.unwrap_state(v.peek_state(), topology) for v in self.written]
+        states = [variable.lift(topology) for variable in self.written]
         # What somebody else may hold is copied before the program reuses its memory.
         escaped = [i for i, variable in enumerate(self.written) if not variable.exclusive]
         if escaped and self._donates:
             copies = _copies([states[i] for i in escaped])
             for i, copy in zip(escaped, copies, strict=True):
                 states[i] = copy
-        states += [v.unwrap_state(v.peek_state(), topology) for v in self.read]
+        states += [variable.lift(topology) for variable in self.read]
         return states
 
-    def _on_mesh(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arrays that are committed to other devices than the program's are brought there."""
+    def _on_mesh(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Plain arrays that are committed to other devices than the program's are brought there."""
         topology = self.topology
-        if topology is None:
-            return list(arrays)
+        if topology is None or not self._plain:
+            return arrays
         devices = topology.mesh.devices.size
-        return [
-            topology.replicate(array)
-            if isinstance(array, jax.Array)
-            and array.committed
-            and len(array.sharding.device_set) != devices
-            else array
-            for array in arrays
-        ]
+        moved = list(arrays)
+        for index in self._plain:
+            array = moved[index]
+            if array.committed and len(array.sharding.device_set) != devices:
+                moved[index] = topology.replicate(array)
+        return moved
 
 
 @jax.jit

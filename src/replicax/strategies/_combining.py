@@ -27,17 +27,7 @@ def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) ->
     """One array for each leaf, on the first local device."""
     collectives = strategy.collectives
     leaves, structure = _nest.flatten(nest)
-    values = [as_per_replica(strategy, leaf) for leaf in leaves]
-    for leaf, value in zip(leaves, values, strict=True):
-        require_numeric(leaf if value is None else value, f"reduce {op.value}")
-        if value is None and op is not ReduceOp.MEAN:
-            raise InvalidArgument(
-                f"`reduce {op.value}` got a value that is the same on all replicas of "
-                f"{strategy!r}: {leaf!r}. Summing it would multiply it by the number of replicas, "
-                "which is hardly ever meant. Use MEAN, or reduce what `strategy.run` returned; of "
-                "an object that all replicas return, such as a small Python number, `run` makes "
-                "no per-replica value: return `jnp.asarray(number)`."
-            )
+    values = reducible(strategy, op, leaves, "reduce")
     if axis is None:
         distributed = [value for value in values if value is not None]
         reduced = iter(collectives.reduce(op, distributed, CommunicationOptions()))
@@ -53,6 +43,24 @@ def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) ->
             for leaf, value in zip(leaves, values, strict=True)
         ]
     return jax.tree.unflatten(structure, outputs)
+
+
+def reducible(
+    strategy: StrategyLike, op: ReduceOp, leaves: Sequence[Any], method: str
+) -> list[PerReplica | None]:
+    """Each leaf as one component a replica; None for what is the same on all, if that is fine."""
+    values = [as_per_replica(strategy, leaf) for leaf in leaves]
+    for leaf, value in zip(leaves, values, strict=True):
+        require_numeric(leaf if value is None else value, method)
+        if value is None and op is not ReduceOp.MEAN:
+            raise InvalidArgument(
+                f"`{method}` by {op.value} got a value that is the same on all replicas of "
+                f"{strategy!r}: {leaf!r}. Summing it would multiply it by the number of replicas, "
+                "which is hardly ever meant. Use MEAN, or reduce what `strategy.run` returned; of "
+                "an object that all replicas return, such as a small Python number, `run` makes "
+                "no per-replica value: return `jnp.asarray(number)`."
+            )
+    return values
 
 
 def gather_nest(strategy: StrategyLike, nest: Nest, axis: int) -> Nest:

@@ -27,7 +27,7 @@ class DefaultStrategy(Strategy):
                 self, topology=topology, placement=OneDevicePlacement(), executor=executor
             )
         )
-        self.replica_context = ReplicaContext(self, None, executor, 0, 0, 1, topology.local_devices)
+        self.replica_context = ReplicaContext(self, executor, 0, 0, 1, topology.local_devices)
 
     @property
     def identity(self) -> StrategyLike | None:

@@ -20,11 +20,10 @@ from replicax.collectives import (
     Collectives,
     CommunicationOptions,
     merge_options,
-    require_numeric,
 )
 from replicax.errors import ContextError, ForeignValue, InvalidArgument, InvalidType
 from replicax.execution import EagerExecutor, Executor, Function, require_call
-from replicax.strategies._combining import as_per_replica, leaf_array
+from replicax.strategies._combining import leaf_array, reducible
 from replicax.topology import Topology, resolve_devices
 from replicax.values import (
     Component,
@@ -224,15 +223,7 @@ class StrategyExtended:
         pairs = list(pairs)
         require_home([value for value, _ in pairs], self._topology, method)
         targets = [self._devices_of(destinations) for _, destinations in pairs]
-        values = [as_per_replica(self._strategy, value) for value, _ in pairs]
-        for (value, _), per_replica in zip(pairs, values, strict=True):
-            if per_replica is None:
-                require_numeric(leaf_array(value), method)
-                if op is not ReduceOp.MEAN:
-                    raise InvalidArgument(
-                        f"`{method}` by {op.value} got a value that is the same on all replicas of "
-                        f"{self._strategy!r}: {value!r}. Give a per-replica value, or use MEAN."
-                    )
+        values = reducible(self._strategy, op, [value for value, _ in pairs], method)
         with _context.entered(frame):
             distributed = [value for value in values if value is not None]
             reduced = iter(self._strategy.collectives.reduce(op, distributed, merged))

@@ -32,6 +32,13 @@ class Topology:
 
     devices: tuple[tuple[jax.Device, ...], ...]
 
+    def __hash__(self) -> int:
+        return self._hash  # kept: every call of a compiled function asks for it
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.devices)
+
     def __post_init__(self) -> None:
         if not self.devices or not self.devices[0]:
             raise DeviceError("A strategy needs at least one device; none was given.")

@@ -50,6 +50,11 @@ class DistributedValues(ABC):
         self._inside = False
 
     @property
+    def whole(self) -> jax.Array | None:
+        """The array that stands for all of it, if that has been made."""
+        return self._array
+
+    @property
     def topology(self) -> Topology | None:
         """The topology that the value was made for; None for a value made by hand."""
         return self._topology
@@ -181,14 +186,16 @@ class PerReplica(DistributedValues):
     @property
     def scalars(self) -> bool:
         """Whether the components have rank 0."""
-        if self._components is not None:
-            return np.ndim(self._components[0]) == 0
-        return self._scalars
+        if self._array is not None or self._components is None:
+            return self._scalars
+        return np.ndim(self._components[0]) == 0
 
     @property
     def uniform(self) -> bool:
         """Whether all components have one shape."""
-        return self._components is None or len({np.shape(c) for c in self._components}) == 1
+        if self._array is not None or self._components is None:
+            return True
+        return len({np.shape(c) for c in self._components}) == 1
 
     def samples(self) -> tuple[Any, ...]:
         """What shapes and dtypes can be read off: all components, or one where all are alike."""

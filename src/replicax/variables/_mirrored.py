@@ -78,6 +78,12 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
     def store_cross_replica_array(self, array: jax.Array) -> None:
         self.set_state(self._home.collectives.as_mirrored(array))
 
+    def lift(self, topology: Topology | None) -> jax.Array:
+        whole = self._stored.whole
+        if whole is not None and topology is self._stored.topology:
+            return whole  # the way of every step; the rest is for the first
+        return self.unwrap_state(self._stored, topology)
+
     def wrap_state(self, array: jax.Array, topology: Topology | None, inside: bool) -> Mirrored:
         return Mirrored.from_array(array, topology or self._home.topology, inside=inside)
 
@@ -88,6 +94,6 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
 
     def rewrap_state(self, array: jax.Array, topology: Topology | None) -> Mirrored:
         home = self._home.topology
-        if topology is None or topology == home:
+        if topology is None or topology is home or topology == home:
             return Mirrored.from_array(array, home)
         return Mirrored.from_array(home.replicate(array.addressable_data(0)), home)

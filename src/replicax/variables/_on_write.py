@@ -12,7 +12,7 @@ from replicax._context import Frame, Kind
 from replicax._enums import VariableAggregation
 from replicax.errors import AggregationRequired, ContextError
 from replicax.values import PerReplica
-from replicax.variables._variable import Combine, Variable, _replace
+from replicax.variables._variable import WRITES, Combine, Variable, _replace
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -37,7 +37,7 @@ class SyncOnWriteVariable(Variable):
             self._write_agreed(_context.current(), combine, combined)
 
         assert frame.replica is not None
-        label = f"assignment to variable {self.name!r}"
+        label = f"{WRITES[combine]} of variable {self.name!r}"
         frame.replica.merge(label, merged, (value,), subjects=(self, combine))
 
     def _settle(self, frame: Frame, value: jax.Array) -> None:

@@ -84,7 +84,8 @@ class Variable(Whole, ArrayOperators):
     _strategy: StrategyLike | None
     _request: VariableRequest
     _stored: Any
-    _exclusive = False
+    # Whether the memory of the stored state is the variable's alone, and may be reused.
+    exclusive = False
     _shape: tuple[int, ...]
     _dtype: np.dtype
 
@@ -255,39 +256,40 @@ class Variable(Whole, ArrayOperators):
         program = _context.current().program
         if program is not None:
             return program.state_of(self)
-        self._exclusive = False  # whoever asked may keep it
+        self.exclusive = False  # whoever asked may keep it
         return self._stored
 
     def set_state(self, state: Any) -> None:
         frame = _context.current()
         if frame.program is not None:
+            if frame.transaction is not None:
+                frame.transaction.remember(self, frame.program.state_of(self))
             frame.program.set_state_of(self, state)
             return
         if frame.transaction is not None:
             frame.transaction.remember(self, self._stored)
-        self._stored, self._exclusive = state, False
+        self._stored, self.exclusive = state, False
 
     def restore_state(self, state: Any) -> None:
-        self._stored, self._exclusive = state, False
+        program = _context.current().program
+        if program is not None:
+            program.set_state_of(self, state)
+            return
+        self._stored, self.exclusive = state, False
 
-    def peek_state(self) -> Any:
-        """The stored state, for those who do not keep it."""
-        return self._stored
+    def lift(self, topology: Topology | None) -> jax.Array:
+        """The stored state as a program over `topology` takes it."""
+        return self.unwrap_state(self._stored, topology)
+
+    def settle_program(self, array: jax.Array, topology: Topology | None, exclusive: bool) -> None:
+        """Stores what a program has made; `exclusive` if nobody else has its memory."""
+        self._stored, self.exclusive = self.rewrap_state(array, topology), exclusive
 
     def stored_value(self) -> jax.Array:
         """The value outside of any program that is being traced."""
         outside = replace(_context.current(), program=None, overlay=None)
         with _context.entered(outside):
             return self.value
-
-    def take_over(self, state: Any, exclusive: bool) -> None:
-        """Stores a state that a program has made; `exclusive` if nobody else has its memory."""
-        self._stored, self._exclusive = state, exclusive
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether the memory of the state is the variable's alone, and may be reused."""
-        return self._exclusive
 
     @property
     def split_over_replicas(self) -> bool:
@@ -454,6 +456,12 @@ def _add(old: Any, new: Any) -> Any:
 def _subtract(old: Any, new: Any) -> Any:
     return old - new
 
+
+WRITES: dict[Combine, str] = {  # for messages
+    _replace: "assign",
+    _add: "assign_add",
+    _subtract: "assign_sub",
+}
 
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 

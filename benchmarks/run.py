@@ -60,13 +60,14 @@ def main(rounds: int, quick: bool, plot: Path | None, peer_environments: Path) -
     print_training(console, "Eager training step", eager)
     print_overhead(console, overhead)
     print_scaling(console, scaling)
-    print_targets(console, [*training_targets(compiled), *overhead_targets(overhead)])
+    if not quick:  # two rounds are no evidence
+        print_targets(console, [*training_targets(compiled), *overhead_targets(overhead)])
     if plot is not None:
         drawn = draw_ratios(plot, compiled)
         console.print(
             f"The ratios are drawn in {plot}."
             if drawn
-            else "matplotlib is missing: the plot is left out. `pip install -e '.[bench]'` brings it."
+            else "matplotlib is missing: the plot is left out. It comes with the extra `bench`."
         )
 
 

@@ -197,9 +197,7 @@ class _ShardedExecutor(Executor):
         inputs = _Inputs((tuple(args), dict(kwargs)), topology)
         number = level.runs_so_far
         level.runs_so_far += 1
-        if level.finding:
-            level.plan.runs[number] = Touched()  # should it fail, and the user go on
-        touched = _planned(level.plan, number)
+        touched = Touched() if level.finding else _planned(level.plan, number)
         variables, written = touched.all(), list(touched.written)
         outputs = _Outputs()
         inner: list[_InnerLevel] = []
@@ -233,14 +231,16 @@ class _ShardedExecutor(Executor):
             out_specs=(_SPLIT, new_specs),
             check_vma=False,  # gradients are local; collectives have rules of their own
         )
-        arrays, new_states = mapped(inputs.operands, states)
+        try:
+            arrays, new_states = mapped(inputs.operands, states)
+        finally:
+            if level.finding and inner:  # also if it failed, should the user go on
+                level.plan.runs[number] = inner[-1].touched
+                level.touched.read.update(dict.fromkeys(inner[-1].touched.all()))
+        if level.finding:
+            level.touched.written.update(level.plan.runs[number].written)
         for variable, array in zip(written, new_states, strict=True):
             variable.set_state(variable.wrap_state(array, topology, inside=False))
-        if level.finding:
-            found = inner[-1].touched
-            level.plan.runs[number] = found
-            level.touched.read.update(dict.fromkeys(found.all()))
-            level.touched.written.update(found.written)
         return outputs.rebuild(arrays, topology)
 
 

@@ -25,6 +25,7 @@ from replicax.values import PerReplica
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
+_DEBUG_NANS = "jax_debug_nans"  # by name, for JAX's stubs do not know it
 _MANY_TRACES = 10
 _MANY_UNEVEN_CALLS = 300
 _untraced = get_opaque_trace_state()
@@ -75,7 +76,7 @@ class Function:
             or frame.program is not None
             or frame.overlay is not None
             or (frame.kind is Kind.REPLICA and frame.strategy is not None)
-            or jax.config.values["jax_debug_nans"]  # which is for finding the operation
+            or getattr(jax.config, _DEBUG_NANS)  # which is for finding the operation
             or get_opaque_trace_state() != _untraced
         )
 

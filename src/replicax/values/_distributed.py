@@ -250,6 +250,10 @@ class Mirrored(ArrayOperators, DistributedValues):
         """Of an array that is replicated over the devices of `topology`."""
         return cls._of_array(array, topology, inside)
 
+    def with_array(self, array: jax.Array) -> Mirrored:
+        """Another value in the same place."""
+        return self._of_array(array, self._topology, self._inside)
+
     def map(self, function: Callable[[Any], Any]) -> Mirrored:
         """`function` of the value, on every device."""
         assert self._topology is not None

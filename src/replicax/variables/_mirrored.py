@@ -84,6 +84,13 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
             return whole  # the way of every step; the rest is for the first
         return self.unwrap_state(self._stored, topology)
 
+    def settle_program(self, array: jax.Array, topology: Topology | None, exclusive: bool) -> None:
+        stored = self._stored
+        if topology is stored.topology:  # as above
+            self._stored, self.exclusive = stored.with_array(array), exclusive
+        else:
+            super().settle_program(array, topology, exclusive)
+
     def wrap_state(self, array: jax.Array, topology: Topology | None, inside: bool) -> Mirrored:
         return Mirrored.from_array(array, topology or self._home.topology, inside=inside)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import click
-from report import microseconds, middle_half, print_header, print_versions, table_of
+from report import describe_machine, microseconds, middle_half, print_versions, table_of
 from rich.console import Console
 from targets import Target
 from tiny_steps import TinyStep, TinyTimes, measure_tiny_step
@@ -82,7 +82,7 @@ def overhead_targets(measured: Sequence[TinyTimes]) -> list[Target]:
 def main(rounds: int) -> None:
     """Times a compiled step that does next to nothing."""
     console = Console()
-    print_header(console)
+    console.print(describe_machine(), highlight=False)
     measured = measure_overhead(rounds)
     print_versions(console, {"replicax": measured[0].versions})
     print_overhead(console, measured)

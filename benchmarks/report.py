@@ -59,12 +59,13 @@ def announce(what: str) -> None:
     click.echo(f"Measuring {what} …", err=True)
 
 
-def print_header(console: Console) -> None:
+def describe_machine() -> str:
+    """The date, the machine, and how busy it is with other things; so ask before measuring."""
     model = _cpu_model()
-    console.print(
+    load, _, _ = os.getloadavg()
+    return (
         f"{datetime.date.today()}, {os.cpu_count()} CPUs{f' ({model})' if model else ''}, "
-        f"{platform.system()} {platform.machine()}",
-        highlight=False,
+        f"{platform.system()} {platform.machine()}, load average before the run {load:.1f}"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from overhead import measure_overhead, overhead_targets, print_overhead
 from plot import draw_ratios
-from report import print_header, print_targets, print_training, print_versions, versions_of
+from report import describe_machine, print_targets, print_training, print_versions, versions_of
 from rich.console import Console
 from scaling import REPLICAS, measure_scaling, print_scaling
 from training import COMPILED_CELLS, measure_compiled, measure_eager, training_targets
@@ -24,7 +24,18 @@ WIDTH = 100  # of the report, wherever it is printed
 
 @click.command()
 @click.option(
-    "--rounds", default=15, show_default=True, type=click.IntRange(min=5), help="Turns of each."
+    "--rounds",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=5),
+    help="Turns of each contestant in a sitting.",
+)
+@click.option(
+    "--sittings",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="How often all processes of a cell are started anew.",
 )
 @click.option(
     "--quick",
@@ -43,18 +54,22 @@ WIDTH = 100  # of the report, wherever it is printed
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the virtual environments of the peers are, or are made when missing.",
 )
-def main(rounds: int, quick: bool, plot: Path | None, peer_environments: Path) -> None:
+def main(
+    rounds: int, sittings: int, quick: bool, plot: Path | None, peer_environments: Path
+) -> None:
     """Times replicax and its peers, side by side."""
-    rounds = QUICK_ROUNDS if quick else rounds
+    if quick:
+        rounds, sittings = QUICK_ROUNDS, 1
+    header = describe_machine()
     cells = [cell for cell in COMPILED_CELLS if cell.hidden == QUICK_HIDDEN or not quick]
 
-    eager = measure_eager(rounds, peer_environments)
-    compiled = measure_compiled(rounds, peer_environments, cells)
-    overhead = measure_overhead(rounds)
-    scaling = measure_scaling(rounds, QUICK_REPLICAS if quick else REPLICAS)
+    eager = measure_eager(sittings, rounds, peer_environments)
+    compiled = measure_compiled(sittings, rounds, peer_environments, cells)
+    overhead = measure_overhead(sittings * rounds)
+    scaling = measure_scaling(sittings * rounds, QUICK_REPLICAS if quick else REPLICAS)
 
     console = Console(width=WIDTH)
-    print_header(console)
+    console.print(header, highlight=False)
     print_versions(console, versions_of([*eager, *compiled]))
     print_training(console, "Compiled training step", compiled)
     print_training(console, "Eager training step", eager)

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,20 @@ EAGER_STEPS = 20
 COMPILED_STEPS = {32: 50, 512: 8, 2048: 2}
 
 
-def measure_eager(rounds: int, peer_environments: Path) -> list[MeasuredCell]:
+def measure_eager(sittings: int, rounds: int, peer_environments: Path) -> list[MeasuredCell]:
     return [
-        measure_cell(EAGER, cell, rounds, EAGER_STEPS, peer_environments) for cell in EAGER_CELLS
+        measure_cell(EAGER, cell, sittings, rounds, EAGER_STEPS, peer_environments)
+        for cell in EAGER_CELLS
     ]
 
 
 def measure_compiled(
-    rounds: int, peer_environments: Path, cells: Sequence[Cell] = COMPILED_CELLS
+    sittings: int, rounds: int, peer_environments: Path, cells: Sequence[Cell] = COMPILED_CELLS
 ) -> list[MeasuredCell]:
     return [
-        measure_cell(COMPILED, cell, rounds, COMPILED_STEPS[cell.hidden], peer_environments)
+        measure_cell(
+            COMPILED, cell, sittings, rounds, COMPILED_STEPS[cell.hidden], peer_environments
+        )
         for cell in cells
     ]
 
@@ -81,12 +84,41 @@ def measure_compiled(
 def measure_cell(
     contestants: Sequence[Contestant],
     cell: Cell,
+    sittings: int,
     rounds: int,
     steps: int,
     peer_environments: Path,
 ) -> MeasuredCell:
-    """Runs the contestants by turns, so that what slows the machine slows all of them."""
+    """All rounds of all sittings.
+
+    Each sitting has new processes: threads and memory that a process happened to get stay with it,
+    and more rounds of the same processes cannot even it out.
+    """
     announce(f"{contestants[0].name} and peers, {cell}")
+    measured = [
+        _sitting(contestants, cell, rounds, steps, peer_environments) for _ in range(sittings)
+    ]
+    return MeasuredCell(
+        cell,
+        steps,
+        [
+            replace(
+                parts[-1],
+                seconds_per_step=[time for part in parts for time in part.seconds_per_step],
+            )
+            for parts in zip(*measured, strict=True)
+        ],
+    )
+
+
+def _sitting(
+    contestants: Sequence[Contestant],
+    cell: Cell,
+    rounds: int,
+    steps: int,
+    peer_environments: Path,
+) -> list[Measurement]:
+    """Runs the contestants by turns, so that what slows the machine slows all of them."""
     pythons = [contestant.python(peer_environments) for contestant in contestants]
     answers = []
     with ExitStack() as stack:
@@ -102,19 +134,15 @@ def measure_cell(
             answers.append(_turns(processes, steps, first=number % len(processes)))
             steps_done += steps
             _check_losses(contestants, cell, steps_done, [answer["loss"] for answer in answers[-1]])
-    return MeasuredCell(
-        cell,
-        steps,
-        [
-            Measurement(
-                contestant=contestant.name,
-                versions=ready[index]["versions"],
-                seconds_per_step=[answer[index]["seconds_per_step"] for answer in answers],
-                last_loss=answers[-1][index]["loss"],
-            )
-            for index, contestant in enumerate(contestants)
-        ],
-    )
+    return [
+        Measurement(
+            contestant=contestant.name,
+            versions=ready[index]["versions"],
+            seconds_per_step=[answer[index]["seconds_per_step"] for answer in answers],
+            last_loss=answers[-1][index]["loss"],
+        )
+        for index, contestant in enumerate(contestants)
+    ]
 
 
 def _turns(processes: Sequence[ContestantProcess], steps: int, first: int) -> list[Any]:

@@ -40,18 +40,10 @@ def strategy(request: pytest.FixtureRequest) -> rx.Strategy:
     return STRATEGIES[request.param]()
 
 
-# Compiling takes time; these have one of each kind of variable, and one and several replicas.
-COMPILED = ("default", "one device", "mirrored 2", "mirrored 3", "central 2", "central 3, apart")
-
-
 @pytest.fixture(params=["eager", "compiled"])
 def execution(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs a test twice: as it is, and with every function given to `run` an `rx.function`."""
     if request.param == "compiled":
-        if "strategy" in request.fixturenames:
-            name = request.node.callspec.params.get("strategy")
-            if name is not None and name not in COMPILED:
-                pytest.skip("covered by another strategy")
         run, within = rx.Strategy.run, []
 
         def compiled(self, fn, args=(), kwargs=None, options=None):

@@ -72,6 +72,16 @@ class ReplicaContext:
     """One replica of a strategy, from the point of view of the code that it runs.
 
     Got by `rx.get_replica_context()` inside the function given to `strategy.run`.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> def total(strategy, value):
+    ...     return strategy.reduce("SUM", value, axis=None)
+    >>> def step():
+    ...     context = rx.get_replica_context()
+    ...     return context.merge_call(total, args=(context.replica_id_in_sync_group + 1.0,))
+    >>> [float(x) for x in strategy.experimental_local_results(strategy.run(step))]
+    [3.0, 3.0]
     """
 
     def __init__(
@@ -126,16 +136,6 @@ class ReplicaContext:
 
         Values that differ between the replicas reach `fn` as `PerReplica`. What it returns is
         given to every replica, distributed values as that replica's component.
-
-        >>> import replicax as rx
-        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
-        >>> def total(strategy, value):
-        ...     return strategy.reduce("SUM", value, axis=None)
-        >>> def step():
-        ...     context = rx.get_replica_context()
-        ...     return context.merge_call(total, args=(context.replica_id_in_sync_group + 1.0,))
-        >>> [float(x) for x in strategy.experimental_local_results(strategy.run(step))]
-        [3.0, 3.0]
         """
         require_call("merge_call", fn, args)
         label = f"merge_call({getattr(fn, '__qualname__', repr(fn))})"

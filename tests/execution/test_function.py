@@ -288,6 +288,8 @@ def test_arrays_of_other_devices_are_brought_along(two, counter):
     f = rx.function(lambda x: two.run(lambda x: x * counter, args=(x,)))
     counter.assign(2.0)
     components_equal(two, f(elsewhere), [[2, 4], [2, 4]])
+    others = rx.MirroredStrategy(["CPU:5", "CPU:6"]).topology.replicate(jnp.float32([1, 2]))
+    components_equal(two, f(others), [[2, 4], [2, 4]])
 
 
 def test_plain_results_are_on_the_first_device(two):

@@ -31,7 +31,7 @@ class Lifted:
     """A compiled program for one signature of a function: states in, states out.
 
     Args:
-      function: Takes the dynamic arguments as `rebuild` makes them of arrays.
+      function: Of the arrays in the arguments alone; the rest of them is bound.
       frame: The context in which the function was called.
       arrays: The arrays of the first call; only their shapes and dtypes matter.
       plain: Which of them are `jax.Array`s that the user gave, on whatever devices.
@@ -46,7 +46,7 @@ class Lifted:
     ) -> None:
         plan = Plan()
         self._plain = plain
-        outputs = _Outputs(plan)
+        outputs = _Outputs()
 
         def trace(level: OuterLevel, arrays: Sequence[Any]) -> list[jax.Array]:
             with _context.entered(replace(frame, program=level, transaction=None)):
@@ -123,11 +123,11 @@ class Lifted:
         topology = self.topology
         if topology is None or not self._plain:
             return arrays
-        devices = topology.mesh.devices.size
+        devices = topology.replicated.device_set
         moved = list(arrays)
         for index in self._plain:
             array = moved[index]
-            if array.committed and len(array.sharding.device_set) != devices:
+            if array.committed and array.sharding.device_set != devices:
                 moved[index] = topology.replicate(array)
         return moved
 
@@ -162,9 +162,7 @@ def _home_of(variables: Sequence[Variable]) -> Topology | None:
 class _Outputs:
     """What a function returns: arrays of its program, and what is not an array."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self.split: list[bool] = []
+    split: list[bool]
 
     def take(self, nest: Nest) -> list[jax.Array]:
         leaves, self._structure = _nest.flatten(nest)

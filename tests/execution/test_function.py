@@ -373,6 +373,27 @@ def test_values_handed_out_are_never_reused(two):
         equal(total, 4.0 * step)
 
 
+def test_results_outlive_the_states_that_they_were(two, counter):
+    with two.scope():
+        local = rx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+
+    def write():
+        return counter.assign_add(0.5).value, local.assign_add(1.0).value
+
+    writes = rx.function(lambda: (two.run(write), counter.value))
+    reads = rx.function(lambda: (two.run(lambda: local.value), counter.value, local.value))
+    kept = [(writes(), reads()) for _ in range(4)]
+    for step, (((of_counter, of_local), total), (again, total_again, sum_again)) in enumerate(
+        kept, start=1
+    ):
+        components_equal(two, of_counter, [step, step])
+        components_equal(two, of_local, [step, step])
+        components_equal(two, again, [step, step])
+        equal(total, step)
+        equal(total_again, step)
+        equal(sum_again, 2 * step)
+
+
 def test_memory_is_reused_when_nobody_holds_it(two, counter):
     f = rx.function(lambda: two.run(lambda: counter.assign_add(1.0)))
     f()

@@ -19,6 +19,7 @@ from replicax.collectives._interface import (
     require_alike,
     require_gatherable,
     require_numeric,
+    result_dtype,
 )
 from replicax.collectives._options import CommunicationOptions
 from replicax.topology import Topology
@@ -52,11 +53,7 @@ class AcrossArrays(Collectives):
 
     def _alone(self, op: ReduceOp, value: PerReplica) -> Mirrored:
         array = jnp.asarray(value.component(0))
-        if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
-            array = array.astype(jnp.result_type(float))
-        elif array.dtype == jnp.bool_:
-            array = array.astype(jnp.int32)
-        return Mirrored([array], self._topology)
+        return Mirrored([array.astype(result_dtype(op, array.dtype))], self._topology)
 
     def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
         require_numeric(value, "gather")
@@ -104,13 +101,9 @@ def _reduction(
     options = CommunicationOptions(dtype=wire_dtype)
 
     def combine(array: jax.Array, scalar: bool) -> jax.Array:
-        if array.dtype == jnp.bool_:
-            array = array.astype(jnp.int32)
         if not scalar:
             array = array.reshape(replicas, array.shape[0] // replicas, *array.shape[1:])
-        dtype = array.dtype
-        if op is ReduceOp.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
-            dtype = jnp.result_type(float)
+        dtype = result_dtype(op, array.dtype)
         wire = options.wire_dtype(dtype)
         total = jnp.sum(array.astype(wire), axis=0, dtype=wire).astype(dtype)
         return total / replicas if op is ReduceOp.MEAN else total

@@ -11,7 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._enums import ReduceOp
-from replicax.collectives._interface import Collectives, require_gatherable, require_numeric
+from replicax.collectives._interface import (
+    Collectives,
+    require_gatherable,
+    require_numeric,
+    result_dtype,
+)
 from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import in_packs
 from replicax.topology import REPLICA_AXIS, Topology
@@ -31,7 +36,7 @@ class InProgram(Collectives):
         for value in values:
             require_numeric(value, f"reduce {op.value}")
         arrays = [jnp.asarray(value.component(0)) for value in values]
-        dtypes = [_result_dtype(op, array.dtype) for array in arrays]
+        dtypes = [result_dtype(op, array.dtype) for array in arrays]
         narrow = [
             array.astype(options.wire_dtype(dtype))
             for array, dtype in zip(arrays, dtypes, strict=True)
@@ -67,10 +72,3 @@ class InProgram(Collectives):
     def distribute(self, values: Sequence[Any]) -> PerReplica:
         own = jnp.stack(values)[jax.lax.axis_index(REPLICA_AXIS)]
         return PerReplica.from_array(own, self._topology, inside=True)
-
-
-def _result_dtype(op: ReduceOp, dtype: Any) -> Any:
-    """Means of whole numbers are fractional, and sums of truth values are counts."""
-    if op is ReduceOp.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.result_type(float)
-    return jnp.dtype(jnp.int32) if dtype == jnp.bool_ else dtype

@@ -56,8 +56,7 @@ class Collectives(ABC):
             array = jnp.asarray(component)
             if op is ReduceOp.MEAN:
                 array = array.astype(_mean_dtype(array.dtype))
-            dtype = jnp.int32 if array.dtype == jnp.bool_ else array.dtype
-            return jnp.sum(array, axis=axes, dtype=dtype)
+            return jnp.sum(array, axis=axes, dtype=result_dtype(op, array.dtype))
 
         (total,) = self.reduce(ReduceOp.SUM, [value.map(local_sum)], CommunicationOptions())
         if op is ReduceOp.SUM:
@@ -66,7 +65,7 @@ class Collectives(ABC):
         count = self.count(value, axes)
         (sample, *_) = value.samples()
         dtype = jnp.result_type(getattr(sample, "dtype", sample))
-        result = dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+        result = result_dtype(op, dtype)
         return total.map(lambda array: (array / jnp.asarray(count, array.dtype)).astype(result))
 
     def aggregate(self, aggregation: VariableAggregation, value: PerReplica) -> Mirrored:
@@ -77,10 +76,16 @@ class Collectives(ABC):
         return self.reduce(op, [value], CommunicationOptions())[0]
 
 
+def result_dtype(op: ReduceOp, dtype: Any) -> Any:
+    """Means of whole numbers are fractional, and sums of truth values are counts."""
+    if op is ReduceOp.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.result_type(float)
+    return jnp.dtype(jnp.int32) if dtype == jnp.bool_ else dtype
+
+
 def _mean_dtype(dtype: Any) -> Any:
     """In which type the elements of a mean are added up: a sum of many halves overflows."""
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.result_type(float)
+    dtype = result_dtype(ReduceOp.MEAN, dtype)
     return jnp.promote_types(dtype, jnp.float32) if dtype.itemsize < 4 else dtype
 
 

@@ -6,6 +6,15 @@ Write a training step once; a strategy decides on which devices and in how many 
 from replicax import config, errors, experimental, parts
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.execution import ReplicaContext, function
+from replicax.input import (
+    AutoShardPolicy,
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    from_tensor_slices,
+)
 from replicax.integrations.optax import Optimizer
 from replicax.strategies import (
     MirroredStrategy,
@@ -26,7 +35,13 @@ from replicax.variables import Variable, grad, value_and_grad
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoShardPolicy",
+    "DistributedDataset",
+    "DistributedIterator",
     "DistributedValues",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
     "OneDeviceStrategy",
@@ -46,6 +61,7 @@ __all__ = [
     "errors",
     "experimental",
     "experimental_set_strategy",
+    "from_tensor_slices",
     "function",
     "get_replica_context",
     "get_strategy",

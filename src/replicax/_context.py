@@ -16,6 +16,7 @@ from replicax.errors import ContextError
 
 if TYPE_CHECKING:
     from replicax._typing import ProgramLike, Replica, StrategyLike
+    from replicax.execution import CompiledRuns
     from replicax.variables import Overlay, Transaction, Variable
 
 
@@ -32,7 +33,8 @@ class Frame:
     `replica` is set in replica context and `copy`, the copy of the variables being updated, in
     update context. `overlay` holds values that variables have for a differentiated function only,
     `transaction` what to restore should the running function fail, `program` the program that is
-    being traced; `uneven` says that a compiled function runs eagerly because its replicas differ.
+    being traced; `uneven` says that a compiled function runs eagerly because its replicas differ;
+    `runs` compiles what a compiled function with a loop over a dataset gives to `run`.
     """
 
     strategy: StrategyLike | None = None
@@ -44,6 +46,7 @@ class Frame:
     transaction: Transaction | None = None
     program: ProgramLike | None = None
     uneven: bool = False
+    runs: CompiledRuns | None = None
     installed: bool = False
 
     def __str__(self) -> str:

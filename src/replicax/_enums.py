@@ -52,3 +52,24 @@ class VariableSynchronization(_Word):
     NONE = "NONE"
     ON_WRITE = "ON_WRITE"
     ON_READ = "ON_READ"
+
+
+class AutoShardPolicy(_Word):
+    """How several workers share one dataset.
+
+    AUTO chooses FILE where that is possible and DATA otherwise. FILE: each worker reads files of
+    its own. DATA: each reads everything, and keeps its rows of every batch. OFF: each keeps
+    everything.
+    """
+
+    AUTO = "AUTO"
+    FILE = "FILE"
+    DATA = "DATA"
+    OFF = "OFF"
+
+
+class InputReplicationMode(_Word):
+    """For whom a function that makes datasets is called: for each worker, or for each replica."""
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from replicax.collectives import Collectives
     from replicax.execution import Executor
+    from replicax.input import DistributedIterator
     from replicax.topology import Topology
     from replicax.variables import Variable, VariablePlacement
 
@@ -62,6 +63,14 @@ class ProgramLike(Protocol):
         ...
 
     def set_state_of(self, variable: Variable, state: Any) -> None: ...
+
+    def pull(self, iterator: DistributedIterator) -> Nest:
+        """The next element of an iterator, as the program sees it."""
+        ...
+
+    def loop(self) -> NoReturn:
+        """Says that the function goes through a dataset, in as many steps as that has."""
+        ...
 
 
 class Replica(Protocol):

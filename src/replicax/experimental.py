@@ -5,6 +5,7 @@ from replicax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,
 )
+from replicax.input import Optional
 from replicax.strategies import CentralStorageStrategy, ValueContext
 
 CollectiveCommunication = CommunicationImplementation
@@ -15,5 +16,6 @@ __all__ = [
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "Optional",
     "ValueContext",
 ]

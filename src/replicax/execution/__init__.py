@@ -1,5 +1,6 @@
 """How a function is run on the replicas."""
 
+from replicax.execution._compiled_runs import CompiledRuns
 from replicax.execution._direct import DirectExecutor
 from replicax.execution._eager import EagerExecutor
 from replicax.execution._executor import Executor, require_call
@@ -7,6 +8,7 @@ from replicax.execution._function import Function, function, run_functions_eager
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 
 __all__ = [
+    "CompiledRuns",
     "DirectExecutor",
     "EagerExecutor",
     "Executor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,15 @@ from replicax import _context, _nest
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType, PerformanceHint
-from replicax.execution._program import NotOneProgram
+from replicax.execution._compiled_runs import CompiledRuns
+from replicax.execution._pulling import (
+    GoesThroughDataset,
+    NotOneProgram,
+    NotThisTime,
+    Pulling,
+    Pulls,
+    look_ahead,
+)
 from replicax.execution._signature import Signature, signature_of
 from replicax.execution._state_lifting import Lifted
 from replicax.values import PerReplica
@@ -30,7 +39,13 @@ _MANY_TRACES = 10
 _MANY_UNEVEN_CALLS = 300
 _untraced = get_opaque_trace_state()
 _eagerly = False
-_missing: Any = object()
+
+
+class _AsPython(enum.Enum):
+    """Why a function is not one program, and runs as Python."""
+
+    UNEVEN = "the replicas' shapes differ, or an iterator is at its end"
+    LOOP = "it has a loop over a dataset, and only what is inside of it is compiled"
 
 
 def run_functions_eagerly(flag: bool) -> None:
@@ -50,7 +65,8 @@ class Function:
         functools.update_wrapper(self, python_function)
         self.python_function = python_function
         self.input_signature = None if input_signature is None else tuple(input_signature)
-        self._programs: dict[Any, Lifted | None] = {}  # None: runs eagerly
+        self._programs: dict[Any, Lifted | Pulling | _AsPython] = {}
+        self._runs = CompiledRuns(Function)
         self._warned = False
         self._uneven_calls = 0
         self._last_signature: Signature | None = None
@@ -58,7 +74,10 @@ class Function:
     @property
     def tracing_count(self) -> int:
         """How many signatures it has been traced for."""
-        return len(self._programs)
+        return sum(
+            len(entry.programs) if isinstance(entry, Pulling) else 1
+            for entry in self._programs.values()
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         frame = _context.current()
@@ -96,13 +115,12 @@ class Function:
         `.as_text()` shows it as JAX hands it to XLA, `.compile().as_text()` as XLA made it,
         `.cost_analysis()` what it costs.
         """
-        frame = _context.current()
-        signature, arrays = signature_of(None, frame, args, kwargs)
-        program = self._program(signature, arrays)
-        if program is None:
+        signature, arrays = signature_of(None, _context.current(), args, kwargs)
+        program, arrays = self._program(signature, arrays, take=False)
+        if isinstance(program, _AsPython):
             raise InvalidArgument(
-                f"`{self.__name__}` runs eagerly for these arguments, because the replicas' shapes "
-                "differ; there is no program to show."
+                f"`{self.__name__}` runs eagerly for these arguments, because {program.value}; "
+                "there is no program to show."
             )
         return program.lower(arrays)
 
@@ -112,33 +130,73 @@ class Function:
         if self.input_signature is not None:
             args = self._conform(args, kwargs)
         signature, arrays = signature_of(strategy, frame, args, kwargs)
-        if signature is not None:
-            program = self._program(signature, arrays)
-            if program is not None:
-                return program(arrays)
-        # Replicas that differ in shape are no single program: each runs by itself, exactly.
-        self._warn_of_uneven_shares()
-        with _context.entered(replace(_context.current(), uneven=True)):
+        program, arrays = self._program(signature, arrays)
+        if isinstance(program, Lifted):
+            return program(arrays)
+        frame = _context.current()
+        if program is _AsPython.LOOP:
+            frame = replace(frame, runs=self._runs)
+        else:
+            # Replicas that differ in shape are no single program: each runs by itself, exactly.
+            self._warn_of_uneven_shares()
+            frame = replace(frame, uneven=True, runs=None)
+        with _context.entered(frame):
             if strategy is None:
                 return self.python_function(*args, **kwargs)
             return strategy.run(self.python_function, args, kwargs)
 
-    def _program(self, signature: Signature | None, arrays: list[Any]) -> Lifted | None:
+    def _program(
+        self, signature: Signature | None, arrays: list[Any], *, take: bool = True
+    ) -> tuple[Lifted | _AsPython, list[Any]]:
+        """The program for a call, and its arrays: those in the arguments, and those of elements.
+
+        Unless told otherwise, the elements are taken from their iterators.
+        """
         if signature is None:
-            return None
-        program = self._programs.get(signature, _missing)
-        if program is not _missing:
-            return program
+            return _AsPython.UNEVEN, arrays
+        leaves = signature.leaves
+        entry = self._programs.get(signature)
+        if entry is None or (isinstance(entry, Pulling) and not entry.usable):
+            entry = self._trace(signature, arrays)
+        if not isinstance(entry, Pulling):
+            return entry, arrays
+        iterators = entry.iterators(leaves)
+        elements = look_ahead(iterators)
+        if elements is None:
+            return _AsPython.UNEVEN, arrays
+        kinds = tuple(element.key for element in elements)
+        if kinds not in entry.programs:
+            entry.programs[kinds] = self._lifted(signature, arrays, Pulls())
+            self._warn_of_retracing("the elements of an iterator changed their shapes")
+        if take:
+            for iterator in iterators:
+                next(iterator)
+        return entry.programs[kinds], [*arrays, *(a for e in elements for a in e.arrays)]
+
+    def _trace(self, signature: Signature, arrays: list[Any]) -> Lifted | Pulling | _AsPython:
+        """What to do with calls of this signature."""
+        pulls = Pulls()
         try:
-            bound = signature.bind(self.python_function)
-            program = Lifted(bound, signature.frame, arrays, signature.plain_arrays())
+            entry = program = self._lifted(signature, arrays, pulls)
+            if pulls.iterators:
+                entry = Pulling(pulls.iterators, signature.leaves)
+                entry.programs[tuple(element.key for element in pulls.elements)] = program
+        except NotThisTime:
+            return _AsPython.UNEVEN
+        except GoesThroughDataset:
+            entry = _AsPython.LOOP
         except NotOneProgram:
-            program = None
+            entry = _AsPython.UNEVEN
         signature.forget_values()
-        self._programs[signature] = program
-        self._warn_of_retracing(signature)
+        self._programs[signature] = entry
+        if self._last_signature is not None:
+            self._warn_of_retracing(self._last_signature.difference(signature))
         self._last_signature = signature
-        return program
+        return entry
+
+    def _lifted(self, signature: Signature, arrays: list[Any], pulls: Pulls) -> Lifted:
+        bound = signature.bind(self.python_function)
+        return Lifted(bound, signature.frame, arrays, signature.plain_arrays(), pulls)
 
     def _conform(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
         """The arguments, checked against the input signature; numbers as the arrays it asks for."""
@@ -183,16 +241,16 @@ class Function:
                 stacklevel=4,
             )
 
-    def _warn_of_retracing(self, signature: Signature) -> None:
-        if self._warned or len(self._programs) <= _MANY_TRACES or self._last_signature is None:
+    def _warn_of_retracing(self, reason: str) -> None:
+        if self._warned or self.tracing_count <= _MANY_TRACES:
             return
         self._warned = True
         warnings.warn(
-            f"`{self.__name__}` has been traced {len(self._programs)} times, which is slow. The "
-            f"last time because {self._last_signature.difference(signature)}. Pass numbers that "
-            "change as arrays (`jnp.asarray(x)`), and batches of one size.",
+            f"`{self.__name__}` has been traced {self.tracing_count} times, which is slow. The "
+            f"last time because {reason}. Pass numbers that change as arrays (`jnp.asarray(x)`), "
+            "and batches of one size.",
             PerformanceHint,
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,9 @@ from replicax import _context, _nest
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.collectives import Collectives, InProgram
-from replicax.errors import InconsistentTracing, InvalidArgument
+from replicax.errors import ContextError, InconsistentTracing, InvalidArgument
 from replicax.execution._executor import Executor
+from replicax.execution._pulling import GoesThroughDataset, NotOneProgram, Pulls
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.topology import REPLICA_AXIS, Topology
 from replicax.values import Mirrored, PerReplica, select
@@ -33,15 +34,9 @@ from replicax.variables import Variable, VariableRequest, all_or_nothing
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
+    from replicax.input import DistributedIterator
 
 _SPLIT, _SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
-
-
-class NotOneProgram(BaseException):
-    """Raised while tracing something that replicas do differently; it is run eagerly instead.
-
-    No `Exception`, so that the user's handlers let it pass.
-    """
 
 
 @dataclass
@@ -61,6 +56,7 @@ class Plan:
 
     outer: Touched = field(default_factory=Touched)
     runs: dict[int, Touched] = field(default_factory=dict)
+    pulls: Pulls = field(default_factory=Pulls)
     topology: Topology | None = None
 
     def use(self, strategy: StrategyLike) -> None:
@@ -99,6 +95,19 @@ class _Level:
         if self.refs is not None:
             self._ref(variable)[...] = variable.unwrap_state(state, self.plan.topology)
 
+    def pull(self, iterator: DistributedIterator) -> Nest:
+        raise ContextError(
+            "`next` of a distributed iterator was called in a function given to `merge_call`, "
+            "where a program cannot wait for input. Take the element outside of `run`, and pass it "
+            "on."
+        )
+
+    def loop(self) -> NoReturn:
+        raise ContextError(
+            "A distributed dataset was iterated over in a function given to `run` or "
+            "`merge_call`. Have the loop outside, and give its elements to `run`."
+        )
+
     def _ref(self, variable: Variable) -> Any:
         assert self.refs is not None
         if variable not in self.refs:
@@ -114,9 +123,27 @@ class _Level:
 class OuterLevel(_Level):
     """Cross-replica context of a program."""
 
-    def __init__(self, plan: Plan, refs: dict[Variable, Any] | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        refs: dict[Variable, Any] | None,
+        elements: Sequence[Sequence[Any]] = (),
+    ) -> None:
         super().__init__(plan, refs, inside=False)
         self.runs_so_far = 0
+        self._elements = elements  # the arrays of each, in the second pass
+        self._pulls_so_far = 0
+
+    def pull(self, iterator: DistributedIterator) -> Nest:
+        pulls, number = self.plan.pulls, self._pulls_so_far
+        self._pulls_so_far += 1
+        if not self.finding:
+            return pulls.again(iterator, number).rebuild(self._elements[number])
+        element = pulls.find(iterator)
+        return element.rebuild([jnp.zeros(a.shape, a.dtype) for a in element.arrays])
+
+    def loop(self) -> NoReturn:
+        raise GoesThroughDataset
 
     @property
     def collectives(self) -> Collectives | None:

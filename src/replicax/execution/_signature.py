@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -14,8 +15,9 @@ from replicax import _nest
 from replicax._context import Frame
 from replicax._typing import Nest
 from replicax.errors import InvalidType
+from replicax.input import DistributedIterator
 from replicax.topology import Topology
-from replicax.values import Mirrored, PerReplica
+from replicax.values import Mirrored, PerReplica, is_numeric
 from replicax.variables import Variable
 
 if TYPE_CHECKING:
@@ -35,6 +37,22 @@ def signature_of(
     them. With a `strategy`, of a call by its `run`.
     """
     leaves, structure = _nest.flatten((args, kwargs))
+    described = describe(leaves, getattr(strategy or frame.strategy, "topology", None))
+    if described is None:
+        return None, []
+    keys, arrays, fills = described
+    settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
+    key = (strategy, frame.strategy, frame.kind, settings, structure, tuple(keys))
+    return Signature(key, frame, strategy, leaves, structure, fills), arrays
+
+
+def describe(
+    leaves: Sequence[Any], topology: Topology | None
+) -> tuple[list[Any], list[Any], list[Any]] | None:
+    """What a program has to know of values: a key for each, the arrays, and how to dress these.
+
+    None if a program cannot take them. `topology` is that of values which do not say.
+    """
     keys: list[Any] = []
     arrays: list[Any] = []
     fills: list[Any] = []
@@ -44,24 +62,28 @@ def signature_of(
             arrays.append(leaf)
             fills.append(_itself)
         elif isinstance(leaf, (PerReplica, Mirrored)):
-            home = leaf.topology or getattr(strategy or frame.strategy, "topology", None)
+            home = leaf.topology or topology
             if home is None or not _is_array(leaf):
-                return None, []
+                return None
             array = leaf.array(home)
             scalars = isinstance(leaf, PerReplica) and leaf.scalars
             keys.append((array.shape, array.dtype, type(leaf), home, scalars))
             arrays.append(array)
             fills.append(functools.partial(_distributed, type(leaf), home, scalars))
         elif isinstance(leaf, (np.ndarray, np.generic)):
+            if not is_numeric(leaf.dtype):
+                return None
             keys.append((leaf.shape, leaf.dtype))
             arrays.append(leaf)
             fills.append(_itself)
+        elif isinstance(leaf, DistributedIterator):
+            # Every epoch has a new one. What matters is which of the arguments are the same.
+            keys.append(_IteratorKey(next(i for i, other in enumerate(leaves) if other is leaf)))
+            fills.append(None)
         else:
             keys.append(_static_key(leaf))
             fills.append(None)
-    settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
-    key = (strategy, frame.strategy, frame.kind, settings, structure, tuple(keys))
-    return Signature(key, frame, strategy, leaves, structure, fills), arrays
+    return keys, arrays, fills
 
 
 def _is_array(value: PerReplica | Mirrored) -> bool:
@@ -69,6 +91,8 @@ def _is_array(value: PerReplica | Mirrored) -> bool:
     if isinstance(value, Mirrored):
         return True
     sample = value.samples()[0]
+    if isinstance(sample, np.ndarray):
+        return value.uniform and is_numeric(sample.dtype)
     return value.uniform and (hasattr(sample, "dtype") or isinstance(sample, (int, float, complex)))
 
 
@@ -94,6 +118,11 @@ class Signature:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Signature) and self._key == other._key
+
+    @property
+    def leaves(self) -> Sequence[Any]:
+        """The leaves of the arguments, until they are forgotten."""
+        return self._leaves
 
     def bind(self, python_function: Callable[..., Any]) -> Callable[[list[Any]], Nest]:
         """The function of the arrays alone."""
@@ -164,7 +193,7 @@ def _argument_name(path: Any, index: int) -> str:
 
 
 def _words(key: Any) -> str:
-    if isinstance(key, _Static):
+    if isinstance(key, (_Static, _IteratorKey)):
         return repr(key)
     shape, dtype, *_ = key
     return f"{dtype}{list(shape)}"
@@ -180,6 +209,16 @@ def _distributed(
     if kind is PerReplica:
         return PerReplica.from_array(array, topology, scalars=scalars)
     return Mirrored.from_array(array, topology)
+
+
+@dataclass(frozen=True, slots=True)
+class _IteratorKey:
+    """An iterator among the arguments, by where it first stands."""
+
+    place: int
+
+    def __repr__(self) -> str:
+        return "a distributed iterator"
 
 
 class _Static:

@@ -17,7 +17,8 @@ from replicax import _context, _nest
 from replicax._context import Frame
 from replicax._typing import Nest
 from replicax.collectives import launch
-from replicax.execution._program import NotOneProgram, OuterLevel, Plan
+from replicax.execution._program import OuterLevel, Plan
+from replicax.execution._pulling import NotOneProgram, Pulls
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica
 from replicax.variables import Variable
@@ -35,6 +36,8 @@ class Lifted:
       frame: The context in which the function was called.
       arrays: The arrays of the first call; only their shapes and dtypes matter.
       plain: Which of them are `jax.Array`s that the user gave, on whatever devices.
+      pulls: Is told which elements of iterators the function takes. The arrays of these come after
+        the others when the program is called.
     """
 
     def __init__(
@@ -43,9 +46,9 @@ class Lifted:
         frame: Frame,
         arrays: Sequence[Any],
         plain: Sequence[int],
+        pulls: Pulls,
     ) -> None:
-        plan = Plan()
-        self._plain = plain
+        plan = Plan(pulls=pulls)
         outputs = _Outputs()
 
         def trace(level: OuterLevel, arrays: Sequence[Any]) -> list[jax.Array]:
@@ -59,19 +62,24 @@ class Lifted:
             return result
 
         jax.eval_shape(find, arrays)
+        elements = [element.arrays for element in pulls.elements]
+        count = len(arrays)
+        self._plain = [*plain, *range(count, count + sum(len(arrays) for arrays in elements))]
         self.written = list(plan.outer.written)
         self.read = [v for v in plan.outer.read if v not in plan.outer.written]
         self.topology = plan.topology or _home_of([*self.written, *self.read])
         plan.topology = self.topology
 
-        def pure(states: Sequence[Any], arrays: Sequence[Any]) -> list[jax.Array]:
+        def pure(
+            states: Sequence[Any], arrays: Sequence[Any], elements: Sequence[Sequence[Any]]
+        ) -> list[jax.Array]:
             variables = [*self.written, *self.read]
             refs = {v: jax.new_ref(state) for v, state in zip(variables, states, strict=True)}
-            results = trace(OuterLevel(plan, refs), arrays)
+            results = trace(OuterLevel(plan, refs, elements), arrays)
             return [*(refs[variable][...] for variable in self.written), *results]
 
         self._donates = False
-        jaxpr = jax.make_jaxpr(pure)(self._states(), arrays)
+        jaxpr = jax.make_jaxpr(pure)(self._states(), arrays, elements)
         # A program that calls back into Python can fail while it runs, and then the variables' old
         # values are still wanted.
         self._donates = not _calls_python(jaxpr.jaxpr)
@@ -127,7 +135,11 @@ class Lifted:
         moved = list(arrays)
         for index in self._plain:
             array = moved[index]
-            if array.committed and array.sharding.device_set != devices:
+            if (
+                isinstance(array, jax.Array)
+                and array.committed
+                and array.sharding.device_set != devices
+            ):
                 moved[index] = topology.replicate(array)
         return moved
 

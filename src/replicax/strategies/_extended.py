@@ -159,6 +159,8 @@ class StrategyExtended:
         require_call(method, fn, args)
         frame = _context.cross_replica(self._strategy, method)
         require_home((args, kwargs), self._topology, method)
+        if frame.runs is not None and frame.program is None and not isinstance(fn, Function):
+            fn = frame.runs.compiled(fn)
         if isinstance(fn, Function):
             if not fn.is_inlined(frame):
                 return fn.run_by(self._strategy, frame, args, kwargs or {})

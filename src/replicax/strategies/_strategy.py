@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,11 +15,21 @@ from replicax import _context, _nest
 from replicax._enums import ReduceOp
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable
+from replicax.input import (
+    DistributedDataset,
+    InputContext,
+    InputOptions,
+    distribute,
+    distribute_from_function,
+    from_tensor_slices,
+)
 from replicax.strategies._combining import Axis, gather_nest, reduce_nest
 from replicax.values import DistributedValues, place, regroup, require_home
 from replicax.variables import Variable
 
 if TYPE_CHECKING:
+    import grain
+
     from replicax._typing import StrategyLike
     from replicax.collectives import Collectives
     from replicax.strategies._extended import StrategyExtended
@@ -206,6 +217,52 @@ class Strategy:
                 )
             ]
         return regroup(nests, topology, always_wrap=True)
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Divides each batch of a dataset over the replicas, and workers share the dataset.
+
+        Args:
+          dataset: Of global batches: a Grain dataset, a `tf.data.Dataset`, a PyTorch `DataLoader`,
+            a list or another re-iterable, or a function that returns an iterator.
+          options: How to distribute it.
+
+        Returns:
+          A dataset whose elements have a part for each replica. It is read, and brought to the
+          devices, ahead of its use.
+        """
+        _context.cross_replica(self, "experimental_distribute_dataset")
+        return distribute(dataset, self.topology, options)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Gives every replica one element a step, of a dataset that `dataset_fn` makes.
+
+        Args:
+          dataset_fn: Called once for each worker with an `rx.InputContext`. Its dataset has batches
+            for one replica each: `input_context.get_per_replica_batch_size(global_batch_size)`.
+          options: How to distribute it.
+        """
+        _context.cross_replica(self, "distribute_datasets_from_function")
+        return distribute_from_function(dataset_fn, self.topology, options)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """The older name of `distribute_datasets_from_function`."""
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def experimental_make_numpy_dataset(self, numpy_input: Nest) -> grain.MapDataset:
+        """A Grain dataset of the rows of a nest of arrays; `rx.from_tensor_slices` is the same."""
+        warnings.warn(
+            "`experimental_make_numpy_dataset` is deprecated, here as in the reference. Use "
+            "`rx.from_tensor_slices(arrays)`.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return from_tensor_slices(numpy_input)
 
     def experimental_assign_to_logical_device(
         self, tensor: Any, logical_device_id: int

@@ -5,6 +5,7 @@ from replicax.values._distributed import (
     Mirrored,
     PerReplica,
     describe_shapes,
+    is_numeric,
     place,
 )
 from replicax.values._regroup import Component, regroup, require_home, select
@@ -15,6 +16,7 @@ __all__ = [
     "Mirrored",
     "PerReplica",
     "describe_shapes",
+    "is_numeric",
     "place",
     "regroup",
     "require_home",

@@ -285,6 +285,11 @@ class Mirrored(ArrayOperators, DistributedValues):
         return jnp.asarray(self.primary)
 
 
+def is_numeric(dtype: np.dtype) -> bool:
+    """Whether JAX has arrays of it; not so of strings, dates and objects."""
+    return dtype.kind not in "OSUMm" and dtype.names is None
+
+
 def place(value: Any, device: jax.Device) -> jax.Array:
     """`value` as an array on `device`; the array itself when it is there already.
 

@@ -1,0 +1,115 @@
+"""Grain datasets of arrays in memory. Importing this imports Grain."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import grain
+import jax
+import numpy as np
+
+from replicax._typing import Nest
+from replicax.input._splitting import count_rows
+
+
+@final
+class ArrayDataset(grain.MapDataset):
+    """The rows of a nest of arrays; what `rx.from_tensor_slices` returns.
+
+    Grain stacks a batch row by row in Python, some 5 us a row. Batches of arrays are slices, so
+    `batch` right after the arrays, or after `shuffle` or a slice of them, takes one.
+    """
+
+    def __init__(self, arrays: Nest, seed: int | None = None) -> None:
+        super().__init__()
+        leaves, structure = jax.tree.flatten(arrays, is_leaf=_is_row_of_numbers)
+        leaves = [np.asarray(leaf) for leaf in leaves]
+        self._arrays = jax.tree.unflatten(structure, leaves)
+        self._length = count_rows(leaves, structure)
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        epoch, row = divmod(index, self._length)
+        if self._seed is not None:
+            row = self._order(epoch)[row]
+        return jax.tree.map(lambda array: array[row], self._arrays)
+
+    def slice(self, sl: slice) -> grain.MapDataset:
+        if self._seed is not None:
+            return super().slice(sl)
+        return ArrayDataset(jax.tree.map(lambda array: array[sl], self._arrays))
+
+    def shuffle(self, seed: int | None = None) -> grain.MapDataset:
+        """Another order every epoch, the same one for the same seed."""
+        if seed is None or self._seed is not None or not self._length:
+            return super().shuffle(seed=seed)
+        return ArrayDataset(self._arrays, seed)
+
+    def batch(
+        self,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> grain.MapDataset:
+        if batch_fn is not None or batch_size < 1:
+            return super().batch(batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
+        return _Batches(self, batch_size, drop_remainder)
+
+    def rows(self, epoch: int, start: int, stop: int) -> Nest:
+        """Rows of an epoch, one after the other."""
+        part: Any = slice(start, stop)
+        if self._seed is not None:
+            part = self._order(epoch)[part]
+        return jax.tree.map(lambda array: _read_only(array[part]), self._arrays)
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019  two epochs of one dataset; it goes with it
+    def _order(self, epoch: int) -> np.ndarray:
+        assert self._seed is not None
+        return np.random.default_rng([self._seed, epoch]).permutation(self._length)
+
+    def __str__(self) -> str:
+        return f"ArrayDataset({self._length} rows)"
+
+
+@final
+class _Batches(grain.MapDataset):
+    def __init__(self, parent: ArrayDataset, size: int, drop_remainder: bool) -> None:
+        super().__init__(parent)
+        self._rows = parent
+        self._size = size
+        rounded = math.floor if drop_remainder else math.ceil
+        self._length = rounded(len(parent) / size)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        epoch, batch = divmod(index, self._length)
+        start = batch * self._size
+        return self._rows.rows(epoch, start, min(start + self._size, len(self._rows)))
+
+    def __str__(self) -> str:
+        return f"Batches({self._rows}, {self._size})"
+
+
+def _is_row_of_numbers(node: Any) -> bool:
+    """A list of numbers is an array, as for TensorFlow; one of arrays is a nest."""
+    return isinstance(node, list) and jax.tree.all(
+        jax.tree.map(lambda leaf: np.ndim(leaf) == 0 and not isinstance(leaf, np.ndarray), node)
+    )
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False  # it may be a view of the user's array
+    return array

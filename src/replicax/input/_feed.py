@@ -1,0 +1,211 @@
+"""From sources to steps: what each local replica gets, still in the memory of the host."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, final
+
+import jax
+import numpy as np
+
+from replicax.errors import InvalidArgument, StructureMismatch
+from replicax.input._source import Reader, Source
+from replicax.input._splitting import Bounds, Workers, count_rows
+
+
+@dataclass(slots=True)
+class Step:
+    """The arrays of one step.
+
+    `columns` has for each leaf of the element an array for each local replica. Where these lie in
+    one array, one after another and of one size, `wholes` has that array for each leaf. `state` is
+    where the pass stands after the step.
+    """
+
+    structure: Any
+    columns: list[list[np.ndarray]]
+    wholes: list[np.ndarray] | None
+    state: dict[str, Any]
+
+
+class Feed(ABC):
+    """One pass over the input of this worker, step by step."""
+
+    @abstractmethod
+    def step(self) -> Step:
+        """The next step; raises StopIteration at the end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives up what the pass holds."""
+
+
+@final
+class SplittingFeed(Feed):
+    """Divides global batches over the replicas.
+
+    Args:
+      source: Of global batches.
+      workers: Who shares them.
+      own: Whether this worker reads the source alone.
+      state: Where another pass stood.
+    """
+
+    def __init__(self, source: Source, workers: Workers, own: bool, state: Any = None) -> None:
+        state = state or {"source": None, "full_rows": 0, "steps_of_batch": 0}
+        self._cut = workers.cut_own if own else workers.cut_shared
+        self._full: int = state["full_rows"]
+        self._reader = source.start(state["source"])
+        self._before_batch = self._after_batch = self._reader.get_state()
+        self._leaves: list[np.ndarray] = []
+        self._cuts: list[list[Bounds]] = []
+        self._steps_of_batch = 0
+        self._check = _SameKind()
+        if state["steps_of_batch"]:
+            self._begin_batch()
+            self._steps_of_batch = state["steps_of_batch"]
+
+    def step(self) -> Step:
+        if self._steps_of_batch == len(self._cuts):
+            self._before_batch = self._after_batch
+            self._begin_batch()
+        bounds = self._cuts[self._steps_of_batch]
+        self._steps_of_batch += 1
+        columns = [[leaf[start:stop] for start, stop in bounds] for leaf in self._leaves]
+        wholes = None
+        if _evenly_in_a_row(bounds):
+            first, last = bounds[0][0], bounds[-1][1]
+            wholes = [leaf[first:last] for leaf in self._leaves]
+        return Step(self._check.structure, columns, wholes, self._state())
+
+    def _begin_batch(self) -> None:
+        leaves, structure = jax.tree.flatten(self._reader.read())
+        leaves = [np.asarray(leaf) for leaf in leaves]
+        rows = count_rows(leaves, structure)
+        self._check(structure, leaves)
+        self._after_batch = self._reader.get_state()
+        self._full = max(self._full, rows)
+        self._leaves, self._cuts = leaves, self._cut(rows, self._full)
+        self._steps_of_batch = 0
+
+    def _state(self) -> dict[str, Any]:
+        """A position inside of a batch is so many steps after its beginning."""
+        inside = self._steps_of_batch < len(self._cuts)
+        return {
+            "source": self._before_batch if inside else self._after_batch,
+            "full_rows": self._full,
+            "steps_of_batch": self._steps_of_batch if inside else 0,
+        }
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+@final
+class TakingFeed(Feed):
+    """Gives each replica an element: of one source for all of them, or each of its own."""
+
+    def __init__(self, sources: Sequence[Source], replicas: int, state: Any = None) -> None:
+        states = [None] * len(sources) if state is None else list(state["sources"])
+        if len(states) != len(sources):
+            raise InvalidArgument(
+                f"The state is one of {len(states)} pipeline(s); this dataset has {len(sources)}."
+            )
+        self._readers: list[Reader | None] = [
+            source.start(state) for source, state in zip(sources, states, strict=True)
+        ]
+        self._last_states = states
+        self._replicas = replicas
+        self._check = _SameKind()
+
+    def step(self) -> Step:
+        each = self._replicas // len(self._readers)
+        elements = [self._take(index // each) for index in range(self._replicas)]
+        example = next((element for element in elements if element is not None), None)
+        if example is None:
+            raise StopIteration
+        columns = [
+            [_rows_or_none(element, leaf, example) for element in elements]
+            for leaf in range(len(example))
+        ]
+        return Step(self._check.structure, columns, None, self._state())
+
+    def _take(self, index: int) -> list[np.ndarray] | None:
+        reader = self._readers[index]
+        if reader is None:
+            return None
+        try:
+            element = reader.read()
+        except StopIteration:  # at its end it is not asked again: some would begin anew
+            self._last_states[index] = reader.get_state()
+            reader.close()
+            self._readers[index] = None
+            return None
+        leaves, structure = jax.tree.flatten(element)
+        leaves = [np.asarray(leaf) for leaf in leaves]
+        self._check(structure, leaves)
+        return leaves
+
+    def _state(self) -> dict[str, Any]:
+        states = [
+            last if reader is None else reader.get_state()
+            for reader, last in zip(self._readers, self._last_states, strict=True)
+        ]
+        return {"sources": states}
+
+    def close(self) -> None:
+        for reader in self._readers:
+            if reader is not None:
+                reader.close()
+
+
+def first_step(feed: Feed) -> Step | None:
+    """The first step of a pass, which is given up after it; None if there is none."""
+    try:
+        return feed.step()
+    except StopIteration:
+        return None
+    finally:
+        feed.close()
+
+
+def _evenly_in_a_row(bounds: Sequence[Bounds]) -> bool:
+    return len({stop - start for start, stop in bounds}) == 1 and all(
+        stop == start for (_, stop), (start, _) in pairwise(bounds)
+    )
+
+
+def _rows_or_none(
+    element: list[np.ndarray] | None, leaf: int, example: list[np.ndarray]
+) -> np.ndarray:
+    """A replica's array; for a replica that came away empty-handed, one without rows."""
+    if element is not None:
+        return element[leaf]
+    if not example[leaf].ndim:
+        raise InvalidArgument(
+            "The dataset ended in the middle of a step, and its elements are single numbers, of "
+            "which a replica cannot get none. Batch them, or make their number a multiple of the "
+            "replicas."
+        )
+    return example[leaf][:0]
+
+
+class _SameKind:
+    """Refuses an element that is not of the kind of the first one."""
+
+    structure: Any = None
+    _ranks: list[int]
+
+    def __call__(self, structure: Any, leaves: Sequence[np.ndarray]) -> None:
+        ranks = [leaf.ndim for leaf in leaves]
+        if self.structure is None:
+            self.structure, self._ranks = structure, ranks
+        elif structure != self.structure or ranks != self._ranks:
+            raise StructureMismatch(
+                f"The elements of a dataset have to be of one kind. The first was {self.structure} "
+                f"with arrays of {self._ranks} dimensions; this one is {structure} with "
+                f"{ranks}."
+            )

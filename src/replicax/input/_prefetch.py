@@ -1,0 +1,207 @@
+"""A thread that works ahead."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import threading
+import traceback
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, final
+
+from replicax._jax_compat import thread_configuration
+from replicax.errors import PerformanceHint, ReplicaxError
+
+Item = TypeVar("Item")
+
+# How long to wait for an element before saying for what, in seconds.
+_LONG = 60.0
+# How long to wait for a thread that has been told to end and is not in the user's code, in seconds.
+_PATIENCE = 5.0
+
+
+class Producer(Protocol):
+    """What the thread pulls from."""
+
+    def step(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+@final
+class Ahead(Generic[Item]):
+    """Items that a thread makes ahead of their use.
+
+    The thread holds the queue between the two, but not this object: when nobody holds that any
+    more, the thread ends.
+
+    Args:
+      begin: Makes the producer; called in the thread.
+      finish: Makes an item of what the producer gave. It is called when there is room for the item,
+        so that no more than `depth` of them are ready.
+      depth: How many items may be ready.
+    """
+
+    def __init__(
+        self, begin: Callable[[], Producer], finish: Callable[[Any], Item], depth: int
+    ) -> None:
+        self._queue: _Queue[Item] = _Queue(depth)
+        configured = thread_configuration()
+        self._thread = threading.Thread(
+            target=_work,
+            args=(self._queue, begin, finish, configured),
+            name="replicax-input",
+            daemon=True,  # the user's source may block for ever, and an interpreter has to end
+        )
+        self._queue.thread = self._thread
+        _open.add(self._queue)
+        weakref.finalize(self, self._queue.close).atexit = False  # see `_end_all`
+        self._thread.start()
+
+    def peek(self, count: int) -> list[Item]:
+        """The next `count` items; fewer if the end, or an error, comes before."""
+        return self._queue.wait_for(count)
+
+    def take(self) -> Item:
+        """The next item; raises what ended them, if there is none."""
+        queue = self._queue
+        if not queue.wait_for(1):
+            self._thread.join(_PATIENCE)
+            raise queue.ended
+        return queue.pop()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._queue.close()
+        self._queue.join()
+
+
+@final
+class _Queue(Generic[Item]):
+    """What both threads know."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()  # re-entrant: the garbage collector calls `close`
+        self._ended: BaseException | None = None
+        self._closed = False
+        self.busy = False  # in the user's code
+        self.thread: threading.Thread | None = None
+
+    # The producing side.
+
+    def wait_for_room(self) -> bool:
+        """Whether another item is wanted; waits until that is known."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
+            return not self._closed
+
+    def put(self, item: Item) -> None:
+        with self._changed:
+            if not self._closed:
+                self._items.append(item)
+                self._changed.notify_all()
+
+    def end(self, reason: BaseException) -> None:
+        with self._changed:
+            self._ended = reason
+            self._changed.notify_all()
+
+    # The consuming side.
+
+    @property
+    def ended(self) -> BaseException:
+        """Why there are no more items, for every time that somebody asks."""
+        if self._ended is None:
+            raise ReplicaxError("The thread that prepares elements is gone without a word.")
+        if isinstance(self._ended, StopIteration):
+            return StopIteration()
+        return self._ended
+
+    def wait_for(self, count: int) -> list[Item]:
+        with self._changed:
+            if count > self._depth:
+                self._depth = count
+                self._changed.notify_all()
+            while len(self._items) < count and self._ended is None and not self._closed:
+                if not self._changed.wait(_LONG):
+                    if self.thread is None or not self.thread.is_alive():
+                        break
+                    self._say_what_it_waits_for()
+            return [self._items[index] for index in range(min(count, len(self._items)))]
+
+    def pop(self) -> Item:
+        with self._changed:
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Waits for the thread, unless it is in the user's code, which may take any time."""
+        thread = self.thread
+        if thread is not None and thread is not threading.current_thread() and not self.busy:
+            thread.join(_PATIENCE)
+
+    def _say_what_it_waits_for(self) -> None:
+        assert self.thread is not None
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        where = "".join(traceback.format_stack(frame)[-3:])
+        del frame
+        warnings.warn(
+            f"The next element of a dataset has not come for {_LONG:.0f} seconds. The thread that "
+            f"reads the dataset stands at\n{where}Waiting on.",
+            PerformanceHint,
+            stacklevel=6,
+        )
+
+
+def _work(
+    queue: _Queue[Any],
+    begin: Callable[[], Producer],
+    finish: Callable[[Any], Any],
+    configured: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
+    """The thread: pulls, waits for room, finishes."""
+    try:
+        with configured():
+            queue.busy = True
+            producer = begin()
+            try:
+                while True:
+                    queue.busy = True
+                    raw = producer.step()
+                    queue.busy = False
+                    if not queue.wait_for_room():
+                        break
+                    queue.put(finish(raw))
+                    del raw
+            finally:
+                producer.close()
+    except BaseException as reason:  # whatever it is, the one who asks for the element gets it
+        queue.end(reason)
+    finally:
+        queue.busy = False
+
+
+_open: weakref.WeakSet[_Queue[Any]] = weakref.WeakSet()
+
+
+@atexit.register  # after JAX has registered its own end, so before that comes
+def _end_all() -> None:
+    """A thread that uses JAX while the interpreter takes it down could crash the process."""
+    queues = list(_open)
+    for queue in queues:
+        queue.close()
+    for queue in queues:
+        queue.join()

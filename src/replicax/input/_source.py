@@ -1,0 +1,152 @@
+"""What replicax asks of a dataset, whatever library it comes from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, final
+
+import jax
+import numpy as np
+
+from replicax._enums import AutoShardPolicy
+from replicax._typing import Nest
+
+
+class CannotShardByFile(Exception):
+    """Why a source cannot be shared by files, as the end of a sentence."""
+
+
+class Reader(ABC):
+    """One pass over a source. It is used by one thread at a time."""
+
+    @abstractmethod
+    def read(self) -> Nest:
+        """The next element, a nest of NumPy arrays; raises StopIteration at the end."""
+
+    @abstractmethod
+    def get_state(self) -> Any:
+        """Where it stands, in what JSON can express; `Source.read(state)` goes on from there."""
+
+    def close(self) -> None:
+        """Gives up what the pass holds."""
+        return
+
+
+class Source(ABC):
+    """A dataset of some library. A new one is a file in `sources/`, and a line in its list."""
+
+    @abstractmethod
+    def start(self, state: Any = None) -> Reader:
+        """A pass from the beginning, or from where another one stood."""
+
+    @property
+    def length(self) -> int | None:
+        """How many elements a pass has; None when it is not known."""
+        return None
+
+    @property
+    def infinite(self) -> bool:
+        """Whether a pass is known never to end."""
+        return False
+
+    @property
+    def own_policy(self) -> AutoShardPolicy:
+        """How the dataset itself says that workers share it."""
+        return AutoShardPolicy.AUTO
+
+    def shard_by_file(self, count: int, index: int) -> Source:
+        """What worker `index` of `count` reads, if each is to read files of its own."""
+        raise CannotShardByFile("it is not read from files")
+
+    def batched(self, size: int) -> Source:
+        """Its elements in batches of `size`."""
+        return _Batched(self, size)
+
+
+@final
+class CountingReader(Reader):
+    """A pass over something that can only be read from the beginning.
+
+    Its state is how far it got. Going on from there reads up to that point again, which is exact as
+    long as every pass has the same order.
+
+    Args:
+      elements: Begins a pass.
+      convert: Makes a nest of NumPy arrays of an element.
+      origin: What a pass of the same order can be started with; part of the state.
+      done: How many elements to pass over.
+    """
+
+    def __init__(
+        self,
+        elements: Iterator[Any],
+        convert: Callable[[Any], Nest],
+        *,
+        origin: Any = None,
+        done: int = 0,
+    ) -> None:
+        self._elements = elements
+        self._convert = convert
+        self._origin = origin
+        self._skip = self._done = done
+
+    def read(self) -> Nest:
+        if self._skip:  # not before somebody wants an element: it may take long
+            next(islice(self._elements, self._skip, self._skip), None)
+            self._skip = 0
+        element = next(self._elements)
+        self._done += 1
+        return self._convert(element)
+
+    def get_state(self) -> Any:
+        return {"read": self._done, "origin": self._origin}
+
+
+@final
+class _Batched(Source):
+    def __init__(self, examples: Source, size: int) -> None:
+        self._examples = examples
+        self._size = size
+
+    @property
+    def length(self) -> int | None:
+        examples = self._examples.length
+        return None if examples is None else -(-examples // self._size)
+
+    @property
+    def infinite(self) -> bool:
+        return self._examples.infinite
+
+    @property
+    def own_policy(self) -> AutoShardPolicy:
+        return self._examples.own_policy
+
+    def shard_by_file(self, count: int, index: int) -> Source:
+        return _Batched(self._examples.shard_by_file(count, index), self._size)
+
+    def start(self, state: Any = None) -> Reader:
+        return _BatchingReader(self._examples.start(state), self._size)
+
+
+@final
+class _BatchingReader(Reader):
+    def __init__(self, examples: Reader, size: int) -> None:
+        self._examples = examples
+        self._size = size
+
+    def read(self) -> Nest:
+        rows = [self._examples.read()]
+        for _ in range(self._size - 1):
+            try:
+                rows.append(self._examples.read())
+            except StopIteration:
+                break
+        return jax.tree.map(lambda *columns: np.stack(columns), *rows)
+
+    def get_state(self) -> Any:
+        return self._examples.get_state()
+
+    def close(self) -> None:
+        self._examples.close()

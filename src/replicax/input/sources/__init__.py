@@ -1,0 +1,26 @@
+"""Where data can come from: one file a library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replicax.errors import InvalidType
+from replicax.input._source import Source
+from replicax.input.sources import _grain, _iterable, _tf_data, _torch
+
+# In this order; the last takes any iterable. Each answers None for what is not its own, and none
+# imports its library: whoever made such a dataset has done that.
+_RECOGNISERS = (_grain.recognise, _tf_data.recognise, _torch.recognise, _iterable.recognise)
+
+
+def source_of(dataset: Any) -> Source:
+    """The source that reads `dataset`."""
+    for recognise in _RECOGNISERS:
+        source = recognise(dataset)
+        if source is not None:
+            return source
+    raise InvalidType(
+        f"{type(dataset).__name__} is no dataset: {dataset!r}. Give a Grain dataset, a "
+        "`tf.data.Dataset`, a PyTorch `DataLoader`, a list or another re-iterable of batches, or a "
+        "function that returns a new iterator."
+    )

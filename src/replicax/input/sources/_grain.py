@@ -1,0 +1,172 @@
+"""Grain: `MapDataset` and `IterDataset`. Tested with Grain 0.2.18."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+from replicax._typing import Nest
+from replicax.errors import InvalidArgument
+from replicax.input._source import CannotShardByFile, Reader, Source
+
+# As many as Grain takes by itself. It reads 500 elements ahead with them, meant for examples; ours
+# are whole batches, and there is another buffer behind: one element a thread is enough.
+_THREADS = 16
+
+
+def recognise(dataset: Any) -> Source | None:
+    grain = sys.modules.get("grain")
+    if grain is None:
+        return None
+    if isinstance(dataset, grain.MapDataset):
+        return _MapSource(dataset)
+    if isinstance(dataset, grain.IterDataset):
+        return _IterSource(dataset)
+    return None
+
+
+@final
+class _MapSource(Source):
+    """Random access: workers can read what is theirs, and nothing else."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def start(self, state: Any = None) -> Reader:
+        import grain
+
+        if len(self._dataset) == 0 or _reads_memory(self._dataset):
+            return _IndexReader(self._dataset, state)
+        options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_THREADS)
+        return _GrainReader(self._dataset.to_iter_dataset(options), state)
+
+    @property
+    def length(self) -> int | None:
+        return None if self.infinite else len(self._dataset)
+
+    @property
+    def infinite(self) -> bool:
+        return len(self._dataset) == sys.maxsize  # how Grain says it
+
+    def shard_by_file(self, count: int, index: int) -> Source:
+        _require_files(self._dataset, count)
+        return _MapSource(self._dataset[index::count])
+
+    def batched(self, size: int) -> Source:
+        return _MapSource(self._dataset.batch(size))
+
+
+@final
+class _IterSource(Source):
+    """One element after the other."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def start(self, state: Any = None) -> Reader:
+        return _GrainReader(self._dataset, state)
+
+    def shard_by_file(self, count: int, index: int) -> Source:
+        _require_files(self._dataset, count)
+        shard = copy.deepcopy(self._dataset)  # `set_slice` changes it in place
+        _keep(shard, slice(index, None, count))
+        return _IterSource(shard)
+
+    def batched(self, size: int) -> Source:
+        return _IterSource(self._dataset.batch(size))
+
+
+@final
+class _GrainReader(Reader):
+    def __init__(self, dataset: Any, state: Any) -> None:
+        self._iterator = iter(dataset)
+        if state is not None:
+            self._iterator.set_state(state)
+
+    def read(self) -> Nest:
+        return next(self._iterator)
+
+    def get_state(self) -> Any:
+        return self._iterator.get_state()
+
+    def close(self) -> None:
+        self._iterator.close()
+
+
+@final
+class _IndexReader(Reader):
+    """Where there is nothing for Grain's threads to do; also of nothing, which Grain refuses."""
+
+    def __init__(self, dataset: Any, state: Any) -> None:
+        self._dataset = dataset
+        self._length = len(dataset)
+        self._next_index: int = 0 if state is None else state["next_index"]
+
+    def read(self) -> Nest:
+        while self._next_index < self._length:
+            element = self._dataset[self._next_index]
+            self._next_index += 1
+            if element is not None:  # Grain's word for one that was filtered out
+                return element
+        raise StopIteration
+
+    def get_state(self) -> Any:
+        return {"next_index": self._next_index}
+
+
+def _reads_memory(dataset: Any) -> bool:
+    """Whether all of it is arrays of ours in memory, so that threads would only be in the way."""
+    from replicax.input._arrays import ArrayDataset
+
+    return all(isinstance(n, ArrayDataset) for n in _nodes(dataset) if not _parents(n))
+
+
+def _require_files(dataset: Any, count: int) -> None:
+    files = [path for node in _nodes(dataset) for path in _paths(node)]
+    if not files:
+        raise CannotShardByFile("none of its sources names files")
+    if len(files) < count:
+        raise CannotShardByFile(f"it is read from {len(files)} file(s), fewer than the workers")
+
+
+def _nodes(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for parent in _parents(dataset):
+        yield from _nodes(parent)
+
+
+def _parents(dataset: Any) -> Sequence[Any]:
+    """None for the user's own classes that do not call `super().__init__`, as Grain allows."""
+    try:
+        return dataset.parents
+    except AttributeError:
+        return ()
+
+
+def _paths(node: Any) -> Sequence[Any]:
+    """The files that a source reads.
+
+    `paths` is public on Grain's sources of records. `ParquetIterDataset` keeps its own to itself,
+    and there is no other way to ask it.
+    """
+    paths = getattr(node, "paths", None) or getattr(node, "_paths", None) or ()
+    return [paths] if isinstance(paths, (str, bytes)) or not isinstance(paths, Sequence) else paths
+
+
+def _keep(dataset: Any, part: slice) -> None:
+    """Makes every source of a copied pipeline read its part only: Grain's way for its own workers.
+
+    A source of files keeps part of the files; one with random access part of its elements.
+    """
+    if hasattr(dataset, "set_slice"):  # Grain's protocol, which sources have and other steps do not
+        dataset.set_slice(part)
+    elif parents := _parents(dataset):
+        for parent in parents:
+            _keep(parent, part)
+    else:
+        raise InvalidArgument(
+            f"{type(dataset).__name__} reads files and cannot be told to read some of them only. "
+            "Use `AutoShardPolicy.DATA`, or `distribute_datasets_from_function`."
+        )

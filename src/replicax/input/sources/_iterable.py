@@ -1,0 +1,62 @@
+"""Anything that can be iterated over again and again, and functions that return iterators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any, final
+
+import jax
+import numpy as np
+
+from replicax._typing import Nest
+from replicax.errors import InvalidType
+from replicax.input._source import CountingReader, Reader, Source
+
+
+def recognise(dataset: Any) -> Source | None:
+    if isinstance(dataset, (np.ndarray, jax.Array, Mapping)):
+        raise InvalidType(
+            f"A dataset has batches for elements; got {_kind(dataset)}. Say how many rows a batch "
+            "has: `rx.from_tensor_slices(arrays).batch(global_batch_size)`."
+        )
+    if isinstance(dataset, Iterator):
+        raise InvalidType(
+            f"{type(dataset).__name__} can be iterated over only once, and a dataset is iterated "
+            "over once an epoch. Give the function that makes it, uncalled, or a list."
+        )
+    if isinstance(dataset, Iterable) and not isinstance(dataset, (str, bytes)):
+        return _IterableSource(dataset.__iter__, dataset)
+    if callable(dataset) and not isinstance(dataset, type):
+        return _IterableSource(dataset, dataset)
+    return None
+
+
+def _kind(dataset: Any) -> str:
+    if isinstance(dataset, Mapping):
+        return f"a {type(dataset).__name__} with the keys {list(dataset)}"
+    return f"an array of shape {dataset.shape}"
+
+
+@final
+class _IterableSource(Source):
+    def __init__(self, begin: Callable[[], Any], dataset: Any) -> None:
+        self._begin = begin
+        self._dataset = dataset
+
+    def start(self, state: Any = None) -> Reader:
+        elements = self._begin()
+        if not isinstance(elements, Iterable):
+            raise InvalidType(
+                f"A function that stands for a dataset has to return an iterator; {self._dataset!r}"
+                f" returned {elements!r}."
+            )
+        done = 0 if state is None else state["read"]
+        return CountingReader(iter(elements), _to_numpy, done=done)
+
+    @property
+    def length(self) -> int | None:
+        return len(self._dataset) if isinstance(self._dataset, Sized) else None
+
+
+def _to_numpy(element: Any) -> Nest:
+    return jax.tree.map(np.asarray, element)

@@ -1,0 +1,100 @@
+"""PyTorch: `torch.utils.data.DataLoader`. Tested with PyTorch 2.13."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any, final
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from replicax._typing import Nest
+from replicax.input._source import CountingReader, Reader, Source
+
+
+def recognise(dataset: Any) -> Source | None:
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and isinstance(dataset, data.DataLoader):
+        return _LoaderSource(dataset)
+    return None
+
+
+@final
+class _LoaderSource(Source):
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def start(self, state: Any = None) -> Reader:
+        import torch
+
+        # The order of a pass is drawn when it begins, so that the random state of that moment
+        # brings the order back.
+        generator = self._generator()
+        if state is None:
+            origin = _to_text(generator.get_state())
+            return CountingReader(self._begin(), _to_numpy, origin=origin)
+        origin, now = state["origin"], generator.get_state()
+        generator.set_state(torch.from_numpy(_from_text(origin).copy()))
+        try:
+            elements = self._begin()
+        finally:
+            generator.set_state(now)
+        return CountingReader(elements, _to_numpy, origin=origin, done=state["read"])
+
+    def _begin(self) -> Iterator[Any]:
+        """A pass; the first element is drawn now, for samplers draw when they are first asked."""
+        elements = iter(self._loader)
+        try:
+            first = next(elements)
+        except StopIteration:
+            return iter(())
+        return _after(first, elements)
+
+    def _generator(self) -> Any:
+        """What the loader draws its order from."""
+        import torch
+
+        for owner in (self._loader.sampler, self._loader.batch_sampler, self._loader):
+            generator = getattr(owner, "generator", None)
+            if generator is not None:
+                return generator
+        return torch.default_generator
+
+    @property
+    def length(self) -> int | None:
+        with contextlib.suppress(TypeError):  # an iterable dataset has none
+            return len(self._loader)
+        return None
+
+
+def _after(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    del first
+    yield from rest
+
+
+def _to_numpy(element: Any) -> Nest:
+    return jax.tree.map(_leaf_to_numpy, element)
+
+
+def _leaf_to_numpy(leaf: Any) -> np.ndarray:
+    import torch
+
+    if not isinstance(leaf, torch.Tensor):
+        return np.asarray(leaf)
+    leaf = leaf.detach().cpu()
+    if leaf.dtype == torch.bfloat16:  # which NumPy knows by an extension only
+        return leaf.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return leaf.numpy()
+
+
+def _to_text(state: Any) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _from_text(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype=np.uint8)

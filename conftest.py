@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -40,5 +41,10 @@ def _leaves_no_trace() -> Iterator[None]:
     assert _context.current() is frame, f"left inside the {_context.current()}"
     now = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     assert now == environment, "the environment was changed"
-    assert set(threading.enumerate()) <= threads, "a thread was left behind"
+    left = set(threading.enumerate()) - threads
+    if left:
+        gc.collect()  # an iterator in a cycle ends its thread when the cycle goes
+    for thread in left:
+        thread.join(5)  # those that were told to end may need a moment
+    assert not any(thread.is_alive() for thread in left), f"left behind: {left}"
     assert _children() <= children, "a process was left behind"

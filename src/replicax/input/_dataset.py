@@ -231,8 +231,9 @@ class DistributedIterator:
     >>> first, state = next(iterator), iterator.get_state()
     >>> other = iter(dataset)
     >>> other.set_state(state)
-    >>> strategy.gather(next(other), axis=0)
-    Array([2, 3], dtype=int32)
+    >>> [strategy.gather(element, axis=0).tolist() for element in other]
+    [[2, 3], [4, 5]]
+    >>> iterator.close()
     """
 
     def __init__(self, dataset: DistributedDataset) -> None:

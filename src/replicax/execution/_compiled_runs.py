@@ -32,20 +32,20 @@ class CompiledRuns:
         self._known: dict[Any, Compiled] = {}
         self._variants: Counter[Any] = Counter()
 
-    def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn` as something that `run` compiles, or as it is if it is another one every time."""
+    def compiled(self, fn: Callable[..., Any]) -> Compiled:
+        """`fn` as something that `run` compiles; what it was before, if it does the same."""
         key = _identity(fn)
         if key in self._known:
             return self._known[key]
         code = getattr(fn, "__code__", fn)
-        if self._variants[code] == _MANY_VARIANTS:
-            return fn
         self._variants[code] += 1
+        if self._variants[code] > _MANY_VARIANTS:
+            return self._compile(fn)  # another one every time, and not worth keeping
         if self._variants[code] == _MANY_VARIANTS:
             warnings.warn(
                 f"`{getattr(fn, '__qualname__', fn)}`, given to `run` in a loop over a dataset, "
-                f"has closed over other values {_MANY_VARIANTS} times, and was compiled anew each "
-                "time. It runs eagerly from now on. Pass what changes as an argument: "
+                f"has closed over other values {_MANY_VARIANTS} times, and is compiled anew each "
+                "time, which is slow. Pass what changes as an argument: "
                 "`strategy.run(fn, args=(batch, value))`.",
                 PerformanceHint,
                 stacklevel=5,

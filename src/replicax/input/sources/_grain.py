@@ -14,6 +14,7 @@ from replicax.input._source import CannotShardByFile, Reader, Source
 # As many as Grain takes by itself. It reads 500 elements ahead with them, meant for examples; ours
 # are whole batches, and there is another buffer behind: one element a thread is enough.
 _THREADS = 16
+_ENDLESS = 2**40  # steps; at a thousand a second they take 35 years
 
 
 def recognise(dataset: Any) -> Source | None:
@@ -48,7 +49,8 @@ class _MapSource(Source):
 
     @property
     def infinite(self) -> bool:
-        return len(self._dataset) == sys.maxsize  # how Grain says it
+        # `repeat()` has the length `sys.maxsize`, of which `batch` and slices leave a part.
+        return len(self._dataset) > _ENDLESS
 
     def shard_by_file(self, count: int, index: int) -> Source:
         _require_files(self._dataset, count)

@@ -70,8 +70,9 @@ class _DatasetSource(Source):
 
         errors = tensorflow.errors
         try:
-            # Whether there are files enough shows when the last worker reads.
-            next(iter(self._file_shard(count, count - 1)), None)
+            # Whether there are files enough shows when the first worker reads; the last one finds
+            # nothing, and does not complain.
+            next(iter(self._file_shard(count, 0)), None)
             return _DatasetSource(self._file_shard(count, index))
         except errors.NotFoundError:
             raise CannotShardByFile("it is not read from files") from None

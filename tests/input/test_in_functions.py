@@ -1,0 +1,388 @@
+"""Iterators and datasets in compiled functions."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pipelines import shares_of
+
+import replicax as rx
+
+
+def rows(count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.float32)
+
+
+def dataset_of(strategy: rx.Strategy, count: int, batch: int) -> rx.DistributedDataset:
+    return strategy.experimental_distribute_dataset(
+        rx.from_tensor_slices(rows(count)).batch(batch)
+    )
+
+
+def until_the_end(step, *args):
+    """What a step returns until StopIteration."""
+    results = []
+    while True:
+        try:
+            results.append(step(*args))
+        except StopIteration:
+            return results
+
+
+def test_next_in_a_function(strategy):
+    dataset = dataset_of(strategy, 48, 24)
+
+    @rx.function
+    def step(iterator):
+        total = strategy.run(jnp.sum, args=(next(iterator),))
+        return strategy.reduce("SUM", total, axis=None)
+
+    for _ in range(3):
+        iterator = iter(dataset)
+        assert [float(x) for x in until_the_end(step, iterator)] == [276, 852]
+        with pytest.raises(StopIteration):
+            step(iterator)
+    assert step.tracing_count == 1, "a new iterator is no reason to trace again"
+
+
+@pytest.mark.parametrize("pulls", [1, 2, 3])
+def test_next_several_times_in_a_function(two, pulls):
+    dataset = dataset_of(two, 24, 4)
+
+    @rx.function
+    def step(iterator):
+        return [two.run(lambda x: x * 10, args=(next(iterator),)) for _ in range(pulls)]
+
+    steps = until_the_end(step, iter(dataset))
+    assert len(steps) == 6 // pulls
+    flat = [element for elements in steps for element in elements]
+    expected = [[[10 * x for x in part] for part in parts] for parts in shares_of(two, dataset)]
+    assert shares_of(two, flat) == expected
+    assert step.tracing_count == 1
+
+
+def test_what_was_taken_before_the_end_is_as_in_python(two):
+    """Five elements, two a call: the third call takes one, and then there is no more."""
+
+    def make(total):
+        def step(iterator):
+            for _ in range(2):
+                two.run(lambda x: total.assign_add(jnp.sum(x)), args=(next(iterator),))
+
+        return step
+
+    results = []
+    for wrap in (lambda f: f, rx.function):
+        with two.scope():
+            total = rx.Variable(0.0, aggregation="SUM")
+        iterator = iter(dataset_of(two, 10, 2))
+        until_the_end(wrap(make(total)), iterator)
+        results.append((float(total), iterator.get_state()))
+    assert results[0] == results[1]
+    assert results[0][0] == 45
+
+
+def test_a_function_may_go_on_after_the_end(two):
+    @rx.function
+    def step(iterator):
+        try:
+            return two.reduce("SUM", next(iterator), axis=0)
+        except StopIteration:
+            return jnp.float32(-1)
+
+    iterator = iter(dataset_of(two, 4, 2))
+    assert [float(step(iterator)) for _ in range(4)] == [1, 5, -1, -1]
+
+
+def test_a_partial_batch_in_a_function(two):
+    dataset = dataset_of(two, 11, 4)
+
+    @rx.function
+    def step(iterator):
+        element = next(iterator)
+        squares = two.run(lambda x: jnp.sum(x * x), args=(element,))
+        return two.reduce("SUM", squares, axis=None), two.reduce("MEAN", element, axis=0)
+
+    for _ in range(2):
+        results = until_the_end(step, iter(dataset))
+        assert [[float(x) for x in result] for result in results] == [
+            [14, 1.5],
+            [126, 5.5],
+            [245, 9],
+        ]
+    assert step.tracing_count == 1
+
+
+def test_elements_of_other_shapes_are_other_programs(two):
+    dataset = two.experimental_distribute_dataset(
+        [np.ones((2, 3)), np.ones((2, 5)), np.ones((2, 3))]
+    )
+
+    @rx.function
+    def step(iterator):
+        return two.reduce("SUM", next(iterator), axis=(0, 1))
+
+    for _ in range(2):
+        assert [float(x) for x in until_the_end(step, iter(dataset))] == [6, 10, 6]
+    assert step.tracing_count == 2
+
+
+def test_several_iterators(two):
+    few, many = dataset_of(two, 4, 2), dataset_of(two, 12, 4)
+
+    @rx.function
+    def step(one, other, same):
+        assert same is one
+        sums = [two.reduce("SUM", next(x), axis=0) for x in (other, one, other, same)]
+        return jnp.stack(sums)
+
+    one, other = iter(few), iter(many)
+    assert step(one, other, one).tolist() == [6, 1, 22, 5]
+    with pytest.raises(StopIteration):
+        step(one, other, one)
+    # The other one gave one element more before the end was met, as it does in Python.
+    assert other.get_state()["steps"] == 3
+
+    @rx.function
+    def apart(one, other):
+        return two.reduce("SUM", next(one), axis=0) + two.reduce("SUM", next(other), axis=0)
+
+    first, second = iter(few), iter(few)
+    assert float(apart(first, second)) == 2
+    second.close()
+    assert float(apart(first, iter(many))) == 11
+    shared = iter(few)
+    assert float(apart(shared, shared)) == 6  # which is another program
+    assert apart.tracing_count == 3
+
+
+def test_an_iterator_that_the_function_closes_over(two):
+    dataset = dataset_of(two, 8, 2)
+    iterator = iter(dataset)
+
+    @rx.function
+    def step():
+        return two.reduce("SUM", next(iterator), axis=0)
+
+    assert [float(step()) for _ in range(2)] == [1, 5]
+    iterator = iter(dataset)  # the old one is gone, and is not waited for
+    assert [float(x) for x in until_the_end(step)] == [1, 5, 9, 13]
+
+
+def test_an_error_of_the_pipeline_surfaces_in_the_function(two):
+    def broken_pipeline():
+        yield np.zeros(2)
+        raise ArithmeticError("broken row")
+
+    @rx.function
+    def step(iterator):
+        return two.reduce("SUM", next(iterator), axis=0)
+
+    iterator = iter(two.experimental_distribute_dataset(broken_pipeline))
+    step(iterator)
+    for _ in range(2):
+        with pytest.raises(ArithmeticError, match="broken row"):
+            step(iterator)
+
+
+def test_states_inside_and_outside_agree(two):
+    @rx.function
+    def step(iterator):
+        return two.run(lambda x: x + 0, args=(next(iterator),))
+
+    dataset = dataset_of(two, 10, 2)
+    inside, outside = iter(dataset), iter(dataset)
+    for _ in range(3):
+        assert shares_of(two, [step(inside)]) == shares_of(two, [next(outside)])
+        assert inside.get_state() == outside.get_state()
+    assert shares_of(two, inside) == shares_of(two, outside)
+
+
+def test_lowering_takes_nothing(two):
+    @rx.function
+    def step(iterator):
+        return two.reduce("SUM", next(iterator), axis=0)
+
+    iterator = iter(dataset_of(two, 4, 2))
+    assert "all_reduce" in step.lower(iterator).as_text() or "reduce" in step.lower(
+        iterator
+    ).as_text()
+    assert float(step(iterator)) == 1
+
+
+@pytest.mark.parametrize("count", [16, 22])
+def test_a_loop_in_a_function(strategy, count):
+    dataset = dataset_of(strategy, count, 8)
+    traces = []
+
+    @rx.function
+    def epoch(dataset):
+        def replica_fn(x):
+            traces.append(x)
+            return jnp.sum(x * x)
+
+        total_result = 0
+        for x in dataset:
+            per_replica_result = strategy.run(replica_fn, args=(x,))
+            total_result += strategy.reduce("SUM", per_replica_result, axis=None)
+        return total_result
+
+    expected = float((rows(count) ** 2).sum())
+    assert float(epoch(dataset)) == expected
+    first = len(traces)
+    replicas = strategy.num_replicas_in_sync
+    # The partial batch runs eagerly, once for each replica; the rest was traced, and is kept.
+    partial = 0 if count % 8 == 0 else replicas
+    for _ in range(2):
+        assert float(epoch(dataset)) == expected
+    if 8 % replicas == 0 and replicas > 1:
+        assert len(traces) == first + 2 * partial
+    assert epoch.tracing_count == 1
+
+
+def test_a_loop_with_variables_and_an_iterator(two):
+    with two.scope():
+        total = rx.Variable(0.0, aggregation="SUM")
+
+    @rx.function
+    def some_steps(iterator, scale):
+        def add(x, scale):
+            total.assign_add(scale * jnp.sum(x))
+
+        for x in iterator:
+            two.run(add, args=(x, scale))
+            if float(total) > 10:
+                return "enough"
+        return "the end"
+
+    iterator = iter(dataset_of(two, 8, 2))
+    assert some_steps(iterator, jnp.float32(1.0)) == "enough"
+    assert float(total) == 1 + 5 + 9
+    assert some_steps(iterator, jnp.float32(1.0)) == "enough"
+    assert some_steps(iterator, jnp.float32(1.0)) == "the end"
+
+
+def test_a_loop_with_optionals(two):
+    @rx.function
+    def epoch(iterator):
+        count = 0
+        while (optional := iterator.get_next_as_optional()).has_value():
+            count += float(two.reduce("SUM", optional.get_value(), axis=0))
+        return count
+
+    assert epoch(iter(dataset_of(two, 5, 2))) == 10
+
+
+def test_closing_over_what_changes_in_a_loop_is_slow_and_says_so(two):
+    dataset = dataset_of(two, 60, 2)
+
+    @rx.function
+    def epoch(dataset):
+        total = jnp.float32(0)
+        for x in dataset:
+            both = two.run(lambda x: jnp.sum(x) + total, args=(x,))  # noqa: B023  meant to
+            total = two.reduce("MEAN", both, axis=None)
+        return total
+
+    with pytest.warns(rx.errors.PerformanceHint, match="Pass what changes as an argument"):
+        result = float(epoch(dataset))
+    expected = 0.0
+    for first in range(0, 60, 2):
+        expected += (first + first + 1) / 2
+    assert result == expected
+
+
+def test_a_method_and_its_helpers_are_known_again(two):
+    class Model:
+        def __init__(self):
+            self.traces = 0
+
+        def step(self, x, scale=2.0):
+            self.traces += 1
+            return scale * jnp.sum(x)
+
+    model = Model()
+
+    @rx.function
+    def epoch(dataset):
+        def doubled(x, *, by=2.0):
+            return model.step(x) * by
+
+        def helper(x):
+            return doubled(x)
+
+        return [
+            float(two.reduce("SUM", two.run(fn, args=(x,)), axis=None))
+            for x in dataset
+            for fn in (model.step, helper)
+        ]
+
+    dataset = dataset_of(two, 4, 2)
+    assert epoch(dataset) == [2, 4, 10, 20]
+    traces = model.traces
+    assert epoch(dataset) == [2, 4, 10, 20]
+    assert model.traces == traces
+
+
+def test_functions_run_eagerly_for_debugging(two):
+    dataset = dataset_of(two, 6, 2)
+
+    @rx.function
+    def step(iterator):
+        return float(two.reduce("SUM", next(iterator), axis=0))  # numbers, to look at
+
+    @rx.function
+    def epoch(dataset):
+        return sum(float(two.reduce("SUM", x, axis=0)) for x in dataset)
+
+    rx.config.run_functions_eagerly(True)
+    try:
+        assert until_the_end(step, iter(dataset)) == [1, 5, 9]
+        assert epoch(dataset) == 15
+    finally:
+        rx.config.run_functions_eagerly(False)
+
+
+def test_the_spec_as_input_signature(two):
+    dataset = two.experimental_distribute_dataset(
+        rx.from_tensor_slices({"x": rows(11), "y": np.arange(11)}).batch(4)
+    )
+
+    @rx.function(input_signature=[dataset.element_spec])
+    def train_step(inputs):
+        return inputs["x"] + inputs["y"]
+
+    @rx.function(input_signature=[dataset.element_spec])
+    def outer_step(inputs):
+        return two.run(lambda inputs: inputs["x"] + inputs["y"], args=(inputs,))
+
+    expected = [[[2.0 * x for x in part] for part in parts] for parts in shares_of(
+        two, [element["x"] for element in dataset]
+    )]
+    assert shares_of(two, [two.run(train_step, args=(x,)) for x in dataset]) == expected
+    assert shares_of(two, [outer_step(x) for x in dataset]) == expected
+    with pytest.raises(TypeError, match="input signature"):
+        two.run(train_step, args=(rows(2),))
+
+
+def test_pulls_cannot_happen_inside_of_a_meeting(two):
+    iterator = iter(dataset_of(two, 4, 2))
+
+    @rx.function
+    def step():
+        def merge(strategy):
+            return next(iterator)
+
+        return two.run(lambda: rx.get_replica_context().merge_call(merge))
+
+    with pytest.raises(RuntimeError, match="outside of `run`"):
+        step()
+
+    @rx.function
+    def loop():
+        return two.run(lambda: [x for x in dataset_of(two, 4, 2)])  # noqa: C416  a loop is meant
+
+    with pytest.raises(RuntimeError, match="cross-replica|outside"):
+        loop()
+    assert len(list(iterator)) == 2

@@ -1,0 +1,271 @@
+"""The thread that works ahead: how far, what it passes on, and that it ends."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from pipelines import Rows, shares_of
+
+import replicax as rx
+from replicax.input import _prefetch
+
+
+def input_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith(("replicax", "grain"))]
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.002)
+
+
+class Batches:
+    """Counts what is pulled."""
+
+    def __init__(self, count: int = 1000) -> None:
+        self.pulled = 0
+        self._count = count
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for number in range(self._count):
+            self.pulled += 1
+            yield np.full(2, number, np.float32)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_elements_are_made_ahead_and_not_further(two, depth):
+    batches = Batches()
+    options = rx.InputOptions(experimental_per_replica_buffer_size=depth)
+    iterator = iter(two.experimental_distribute_dataset(batches, options))
+    time.sleep(0.05)
+    assert batches.pulled == 0, "nothing is read before somebody wants an element"
+    for taken in range(1, 4):
+        next(iterator)
+        # `depth` ready on the devices, and one in the memory of the host.
+        wait_until(lambda taken=taken: batches.pulled == taken + depth + 1, "work ahead")
+    time.sleep(0.1)
+    assert batches.pulled == 3 + depth + 1
+    iterator.close()
+    assert not input_threads()
+
+
+def test_an_error_comes_at_its_element_with_its_traceback(two):
+    def broken_pipeline():
+        yield np.zeros(2)
+        yield np.ones(2)
+        raise ArithmeticError("broken row")
+
+    iterator = iter(two.experimental_distribute_dataset(broken_pipeline))
+    assert shares_of(two, [next(iterator), next(iterator)]) == [[[0], [0]], [[1], [1]]]
+    state = iterator.get_state()
+    for _ in range(2):  # and no StopIteration afterwards, which would look like the end
+        with pytest.raises(ArithmeticError, match="broken row") as caught:
+            next(iterator)
+        assert "broken_pipeline" in "".join(traceback.format_tb(caught.value.__traceback__))
+    assert iterator.get_state() == state
+    assert not input_threads()
+
+
+def test_an_error_in_a_grain_pipeline_comes_at_its_element(two):
+    import grain
+
+    def parse(row):
+        if row == 5:
+            raise ArithmeticError("broken row")
+        return row
+
+    dataset = grain.MapDataset.source(Rows(np.arange(12))).map(parse).batch(2)
+    iterator = iter(two.experimental_distribute_dataset(dataset))
+    assert shares_of(two, [next(iterator), next(iterator)]) == [[[0], [1]], [[2], [3]]]
+    with pytest.raises(ArithmeticError, match="broken row") as caught:
+        next(iterator)
+    assert "in parse" in "".join(traceback.format_tb(caught.value.__traceback__))
+
+
+def test_a_batch_that_cannot_be_divided_is_an_error_at_its_element(two):
+    batches = [(np.zeros(4), np.zeros(4)), (np.zeros(4), np.zeros(3))]
+    iterator = iter(two.experimental_distribute_dataset(batches))
+    next(iterator)
+    with pytest.raises(rx.errors.ShapeMismatch, match=r"\[0\]: \(4,\), \[1\]: \(3,\)"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("kind", ["dropped", "in a cycle", "closed", "exhausted", "failed loop"])
+def test_no_thread_and_no_memory_is_left(two, kind):
+    batches = Batches(5 if kind == "exhausted" else 1000)
+    dataset = two.experimental_distribute_dataset(batches)
+    iterator = iter(dataset)
+    elements = [weakref.ref(next(iterator)) for _ in range(2)]
+    assert input_threads()
+    if kind == "dropped":
+        del iterator
+    elif kind == "in a cycle":
+        cycle = [iterator]
+        cycle.append(cycle)
+        del iterator, cycle
+        gc.collect()
+    elif kind == "closed":
+        iterator.close()
+        with pytest.raises(ValueError, match="has been closed"):
+            next(iterator)
+    elif kind == "exhausted":
+        assert len(list(iterator)) == 3
+    else:
+
+        def loop():
+            for step, _ in enumerate(dataset):
+                if step == 3:
+                    raise KeyError("in the loop")
+
+        with pytest.raises(KeyError):
+            loop()
+        del iterator
+    wait_until(lambda: not input_threads(), "the thread to end")
+    assert all(element() is None for element in elements)
+    pulled = batches.pulled
+    time.sleep(0.02)
+    assert batches.pulled == pulled
+
+
+def test_the_dataset_does_not_keep_elements(two):
+    class Tracked(np.ndarray):
+        pass
+
+    alive: list[weakref.ref[np.ndarray]] = []
+
+    def batches():
+        for _ in range(20):
+            batch = np.zeros(1000).view(Tracked)
+            alive.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    for _ in two.experimental_distribute_dataset(batches):
+        assert sum(batch() is not None for batch in alive) <= 3
+    assert len(alive) == 20
+
+
+def test_a_source_that_uses_its_memory_again_does_no_harm(two):
+    memory = np.zeros((4, 64), np.float32)
+
+    def batches():
+        for number in range(50):
+            memory[:] = number
+            yield memory
+
+    options = rx.InputOptions(experimental_per_replica_buffer_size=8)
+    elements = list(two.experimental_distribute_dataset(batches, options))
+    for number, element in enumerate(elements):
+        assert all((np.asarray(part) == number).all() for part in element.values)
+
+
+def run_to_its_end(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", inspect.cleandoc(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_interpreter_ends_with_an_iterator_under_way():
+    done = run_to_its_end(
+        """
+        import itertools, threading, time, numpy as np, replicax as rx
+        strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        options = rx.InputOptions(experimental_per_replica_buffer_size=4)
+        dataset = strategy.experimental_distribute_dataset(
+            lambda: (np.zeros((256, 256)) for _ in itertools.count()), options)
+        iterators = [iter(dataset) for _ in range(3)]
+        for iterator in iterators:
+            next(iterator)
+        print("done")
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_the_interpreter_ends_though_the_source_blocks():
+    start = time.monotonic()
+    done = run_to_its_end(
+        """
+        import threading, numpy as np, replicax as rx
+        def batches():
+            yield np.zeros(2)
+            threading.Event().wait()
+        strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        iterator = iter(strategy.experimental_distribute_dataset(batches))
+        next(iterator)
+        print("done")
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert time.monotonic() - start < 30
+
+
+def test_a_failed_loop_shows_its_error_only():
+    done = run_to_its_end(
+        """
+        import itertools, numpy as np, replicax as rx
+        strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        for x in strategy.experimental_distribute_dataset(
+                lambda: (np.zeros(4) for _ in itertools.count())):
+            raise KeyError("in the loop")
+        """
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("KeyError: 'in the loop'\n")
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_a_long_wait_says_for_what(two, monkeypatch):
+    monkeypatch.setattr(_prefetch, "_LONG", 0.1)
+
+    def slow_pipeline():
+        time.sleep(0.35)
+        yield np.zeros(2)
+
+    iterator = iter(two.experimental_distribute_dataset(slow_pipeline))
+    with pytest.warns(rx.errors.PerformanceHint, match=r"in slow_pipeline(.|\n)*time.sleep"):
+        next(iterator)
+    iterator.close()
+
+
+def test_the_users_code_runs_outside_of_every_scope(two):
+    seen = []
+
+    def batches():
+        seen.append(rx.has_strategy())
+        yield np.zeros(2)
+
+    with two.scope():
+        list(two.experimental_distribute_dataset(batches))
+    assert seen == [False]
+
+
+def test_two_iterators_in_two_threads(two):
+    dataset = two.experimental_distribute_dataset(Batches(200))
+    results: list[list[float]] = []
+
+    def consume():
+        results.append([float(two.gather(x, axis=0)[0]) for x in dataset])
+
+    threads = [threading.Thread(target=consume) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == [[float(i) for i in range(200)]] * 2

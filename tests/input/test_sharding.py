@@ -1,0 +1,251 @@
+"""Several workers share a dataset: every row reaches exactly one of them.
+
+The workers are made up: what each of them would read is read here, one after another.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from typing import Any
+
+import grain
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pipelines import Rows
+
+import replicax as rx
+from replicax.input._feed import SplittingFeed
+from replicax.input._sharding import shard
+from replicax.input._splitting import Workers, shares
+from replicax.input.sources import source_of
+
+POLICIES = rx.AutoShardPolicy
+
+
+def workers_of(count: int, replicas_each: int) -> list[Workers]:
+    total = count * replicas_each
+    return [
+        Workers(total, tuple(range(i * replicas_each, (i + 1) * replicas_each)), count, i)
+        for i in range(count)
+    ]
+
+
+def steps_of(feed: SplittingFeed) -> list[list[list[Any]]]:
+    """For every step, every local replica's rows."""
+    steps = []
+    while True:
+        try:
+            step = feed.step()
+        except StopIteration:
+            feed.close()
+            return steps
+        steps.append([rows.tolist() for rows in step.columns[0]])
+
+
+def read(dataset: Any, workers: Workers, policy: rx.AutoShardPolicy) -> list[list[list[Any]]]:
+    source, own = shard(source_of(dataset), workers, policy)
+    return steps_of(SplittingFeed(source, workers, own))
+
+
+def read_by_all(
+    dataset: Any, count: int, replicas_each: int, policy: rx.AutoShardPolicy
+) -> list[list[list[list[Any]]]]:
+    return [read(dataset, workers, policy) for workers in workers_of(count, replicas_each)]
+
+
+def rows_in(steps: Any) -> Counter[Any]:
+    return Counter(np.concatenate([[], *(rows for step in steps for rows in step)]).tolist())
+
+
+@given(data=st.data(), count=st.integers(1, 4), each=st.integers(1, 3), batch=st.integers(1, 7))
+def test_every_row_is_read_once(data, count, each, batch):
+    size = data.draw(st.integers(0, 2 * count * each * batch + 1), "size")
+    rows = Counter(range(size))
+    dataset = rx.from_tensor_slices(np.arange(size)).batch(batch)
+    whole = read(dataset, Workers(count * each, tuple(range(count * each))), POLICIES.DATA)
+    for policy in (POLICIES.DATA, POLICIES.AUTO):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parts = read_by_all(dataset, count, each, policy)
+        assert sum((rows_in(part) for part in parts), Counter()) == rows
+        # Side by side, the workers' replicas have what the replicas of one worker would have.
+        assert [sum(step, []) for step in zip(*parts, strict=True)] == whole
+    for part in read_by_all(dataset, count, each, POLICIES.OFF):
+        assert rows_in(part) == rows
+
+
+@given(count=st.integers(1, 4), files=st.lists(st.integers(0, 9), min_size=4, max_size=6))
+def test_every_row_of_files_is_read_once(count, files, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("files")
+    paths, first = [], 0
+    for number, size in enumerate(size for size in files if size):
+        paths.append(f"{directory}/{number}.parquet")
+        column = pyarrow.array(range(first, first + size))
+        pyarrow.parquet.write_table(pyarrow.table({"row": column}), paths[-1])
+        first += size
+    if len(paths) < count:
+        return
+    dataset = (
+        grain.experimental.ParquetIterDataset(paths).map(lambda row: int(row["row"])).batch(4)
+    )
+    for policy in (POLICIES.FILE, POLICIES.AUTO):
+        parts = read_by_all(dataset, count, 2, policy)  # no warning: there are files enough
+        assert sum((rows_in(part) for part in parts), Counter()) == Counter(range(first))
+
+
+@given(rows=st.integers(0, 60), full=st.integers(1, 30), count=st.integers(1, 4))
+@example(rows=10, full=10, count=2)
+def test_a_step_of_all_workers_has_the_rows_of_a_batch(rows, full, count):
+    """Of batches that each worker has for itself."""
+    rows = min(rows, full)
+    steps = [w.cut_own(rows, full) for w in workers_of(count, 2)]
+    for bounds in steps:
+        flat = [row for step in bounds for start, stop in step for row in range(start, stop)]
+        assert flat == list(range(rows))
+    if rows == full >= 2 * count:  # at least one for each replica
+        sizes = [[sum(b - a for a, b in step) for step in worker] for worker in steps]
+        assert {len(worker) for worker in sizes} == {count}
+        assert {sum(step) for step in zip(*sizes, strict=True)} == {full}
+
+
+def test_shares():
+    assert [shares(*case) for case in [(8, 2), (10, 4), (3, 4), (0, 2)]] == [
+        [4, 4],
+        [3, 3, 2, 2],
+        [1, 1, 1, 0],
+        [0, 0],
+    ]
+
+
+@pytest.fixture
+def array_records(tmp_path):
+    paths = []
+    for file in range(3):
+        paths.append(f"{tmp_path}/{file}.array_record")
+        writer = ArrayRecordWriter(paths[-1], "group_size:1")
+        for row in range(5):
+            writer.write(str(5 * file + row).encode())
+        writer.close()
+    return paths
+
+
+@pytest.mark.parametrize("as_iterable", [False, True])
+def test_array_records_are_shared_without_reading_all(array_records, as_iterable):
+    reads: Counter[int] = Counter()
+
+    def parse(record: bytes) -> int:
+        reads[int(record)] += 1
+        return int(record)
+
+    dataset = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(array_records))
+    dataset = dataset.map(parse)
+    dataset = dataset.to_iter_dataset().batch(4) if as_iterable else dataset.batch(4)
+    parts = read_by_all(dataset, 3, 1, POLICIES.AUTO)
+    assert sum((rows_in(part) for part in parts), Counter()) == Counter(range(15))
+    assert reads == Counter(range(15)), "a row was read by more than one worker"
+
+
+def test_tf_data_is_shared_by_files(tensorflow, tmp_path):
+    paths = [f"{tmp_path}/{file}.tfrecord" for file in range(4)]
+    for file, path in enumerate(paths):
+        with tensorflow.io.TFRecordWriter(path) as writer:
+            for row in range(5):
+                writer.write(str(5 * file + row).encode())
+    files = tensorflow.data.Dataset.from_tensor_slices(paths)
+    for dataset in (
+        tensorflow.data.TFRecordDataset(paths),
+        files.interleave(tensorflow.data.TFRecordDataset),
+    ):
+        numbers = dataset.map(tensorflow.strings.to_number).batch(3)
+        parts = read_by_all(numbers, 2, 2, POLICIES.AUTO)
+        assert sum((rows_in(part) for part in parts), Counter()) == Counter(range(20))
+        # Each file is read by one worker.
+        owners = [{int(row) // 5 for row in rows_in(part)} for part in parts]
+        assert not owners[0] & owners[1]
+        with pytest.warns(rx.errors.PerformanceHint, match="fewer files than there are workers"):
+            read_by_all(numbers, 5, 1, POLICIES.AUTO)
+
+
+@pytest.mark.parametrize("policy", ["OFF", "DATA", "FILE", "AUTO"])
+def test_the_own_options_of_tf_data_are_respected(tensorflow, policy):
+    options = tensorflow.data.Options()
+    options.experimental_distribute.auto_shard_policy = getattr(
+        tensorflow.data.experimental.AutoShardPolicy, policy
+    )
+    dataset = tensorflow.data.Dataset.range(8).batch(4).with_options(options)
+    if policy == "FILE":
+        with pytest.raises(ValueError, match="not read from files"):
+            read_by_all(dataset, 2, 1, POLICIES.AUTO)
+    elif policy == "AUTO":
+        with pytest.warns(rx.errors.PerformanceHint):
+            read_by_all(dataset, 2, 1, POLICIES.AUTO)
+    else:
+        explicit = read_by_all(tensorflow.data.Dataset.range(8).batch(4), 2, 1, POLICIES[policy])
+        assert read_by_all(dataset, 2, 1, POLICIES.AUTO) == explicit
+    # What is asked for here comes before what the dataset says.
+    assert sum(map(rows_in, read_by_all(dataset, 2, 1, POLICIES.DATA)), Counter()) == Counter(
+        range(8)
+    )
+
+
+def test_a_policy_that_only_tf_data_has_is_refused(tensorflow):
+    options = tensorflow.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tensorflow.data.experimental.AutoShardPolicy.HINT
+    )
+    dataset = tensorflow.data.Dataset.range(8).batch(4).with_options(options)
+    with pytest.raises(ValueError, match="AutoShardPolicy.HINT"):
+        read_by_all(dataset, 2, 1, POLICIES.AUTO)
+
+
+def test_auto_says_what_it_chose_and_what_else_there_is():
+    dataset = grain.MapDataset.source(Rows(np.arange(8))).batch(4)
+    with pytest.warns(rx.errors.PerformanceHint) as caught:
+        read(dataset, workers_of(2, 1)[0], POLICIES.AUTO)
+    (warning,) = caught
+    message = str(warning.message)
+    assert "by rows (AutoShardPolicy.DATA)" in message  # what
+    assert "none of its sources names files" in message  # why
+    assert "Every worker reads and prepares all" in message  # what it costs
+    assert "rx.InputOptions" in message  # how to choose otherwise
+    assert "distribute_datasets_from_function" in message
+
+
+def test_file_without_enough_files_is_refused(array_records):
+    dataset = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(array_records)).batch(2)
+    for count, source, why in [
+        (4, dataset, r"3 file\(s\), fewer than the workers"),
+        (2, grain.MapDataset.range(8).batch(2), "none of its sources names files"),
+        (2, [np.arange(4)], "not read from files"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            read(source, workers_of(count, 1)[0], POLICIES.FILE)
+
+
+def test_one_worker_shares_with_nobody():
+    (alone,) = workers_of(1, 2)
+    expected = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    for policy in POLICIES:  # and no warning, nor a complaint about files
+        assert read(rx.from_tensor_slices(np.arange(8)).batch(4), alone, policy) == expected
+
+
+@pytest.mark.parametrize("policy", [POLICIES.OFF, POLICIES.DATA])
+def test_resuming_inside_of_a_batch(policy):
+    """A batch that a worker has for itself takes several steps, and can be left after each."""
+    dataset = rx.from_tensor_slices(np.arange(23)).batch(10)
+    for workers in workers_of(2, 2):
+        source, own = shard(source_of(dataset), workers, policy)
+        whole = read(dataset, workers, policy)
+        for done in range(len(whole) + 1):
+            feed = SplittingFeed(source, workers, own)
+            state = None
+            for _ in range(done):
+                state = json.loads(json.dumps(feed.step().state))
+            assert steps_of(SplittingFeed(source, workers, own, state)) == whole[done:]

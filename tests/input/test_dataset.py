@@ -310,7 +310,7 @@ def test_a_state_that_does_not_fit_changes_nothing(two, state):
     iterator = iter(two.experimental_distribute_dataset([np.full(2, i) for i in range(3)]))
     next(iterator)
     before = iterator.get_state()
-    with pytest.raises(ValueError, match="state|get_state"):
+    with pytest.raises(ValueError, match="state"):
         iterator.set_state(state)
     assert iterator.get_state() == before
     assert shares_of(two, iterator) == [[[1], [1]], [[2], [2]]]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
+import itertools
 import json
 import subprocess
 import sys
+from typing import Any
 
 import grain
 import jax
@@ -19,6 +21,10 @@ from support import equal
 import replicax as rx
 
 ROWS = np.arange(22, dtype=np.int32)
+
+
+def flat(lists: list[list[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(lists))
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
@@ -131,7 +137,7 @@ def test_resuming_in_a_new_process(two, tmp_path):
         check=True,
     )
     rest = json.loads(done.stdout)
-    assert sorted(sum(seen + rest, [])) == sorted(ROWS.tolist() * 2)
+    assert sorted(flat(seen + rest)) == sorted(ROWS.tolist() * 2)
     whole = [two.gather(e, axis=0).tolist() for e in two.experimental_distribute_dataset(dataset)]
     assert seen + rest == whole
 
@@ -146,7 +152,7 @@ def test_shuffles_of_tf_data_resume_without_a_seed(tensorflow, two):
     resumed.set_state(json.loads(json.dumps(iterator.get_state())))
     rest = [two.gather(element, axis=0).tolist() for element in iterator]
     assert [two.gather(element, axis=0).tolist() for element in resumed] == rest
-    assert sorted(sum(seen + rest, [])) == ROWS.tolist()
+    assert sorted(flat(seen + rest)) == ROWS.tolist()
 
 
 def test_tf_data_that_runs_python_resumes_by_reading_again(tensorflow, two):
@@ -177,7 +183,7 @@ def test_shuffles_of_torch_resume(torch, two, seeded):
     resumed = iter(two.experimental_distribute_dataset(make()))
     resumed.set_state(state)
     assert [two.gather(element, axis=0).tolist() for element in resumed] == rest
-    assert sorted(sum(seen + rest, [])) == list(range(22))
+    assert sorted(flat(seen + rest)) == list(range(22))
     assert torch.equal(torch.get_rng_state(), before), "resuming changed the random state"
 
 
@@ -261,7 +267,7 @@ def test_arrays_in_memory_are_a_grain_dataset():
         assert sorted(epoch.tolist()) == list(range(10))
     assert epochs[0].tolist() != epochs[1].tolist()
     again = [b["label"].tolist() for b in dataset.shuffle(seed=1).batch(4)]
-    assert sum(again, []) == epochs[0].tolist()
+    assert flat(again) == epochs[0].tolist()
     # What Grain has and these shortcuts have not still works.
     assert len(dataset.map(lambda row: row["label"]).filter(lambda n: n % 2)) == 10
     summed = dataset.batch(5, batch_fn=lambda rows: sum(int(row["label"]) for row in rows))

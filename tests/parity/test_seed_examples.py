@@ -1,5 +1,7 @@
 """The examples of the reference pages that need neither datasets, workers nor TPUs, translated.
 
+Those with datasets are in `test_seed_datasets.py`.
+
 GPU names become CPU names; `tf.constant` becomes `jnp.asarray`. Where the page shows a
 `tf.function`, the function runs eagerly here.
 """
@@ -171,33 +173,6 @@ def test_gather_shapes_that_differ():
     for axis in (0, 2):
         with pytest.raises(ValueError, match="other dimensions"):
             strategy.gather(value, axis=axis)
-
-
-def test_the_custom_training_loop(strategy):
-    """Page 002's epoch function, with a list of per-replica batches for a dataset."""
-    batches = [
-        strategy.experimental_distribute_values_from_function(
-            lambda ctx, step=step: np.float32(10 * step + ctx.replica_id_in_sync_group)
-        )
-        for step in range(3)
-    ]
-    with strategy.scope():
-
-        def distribute_train_epoch(dataset):
-            def replica_fn(input):
-                return input * 2
-
-            total_result = 0
-            for x in dataset:
-                per_replica_result = strategy.run(replica_fn, args=(x,))
-                total_result += strategy.reduce(rx.ReduceOp.SUM, per_replica_result, axis=None)
-            return total_result
-
-        for _ in range(2):
-            train_result = distribute_train_epoch(batches)
-    count = strategy.num_replicas_in_sync
-    ids = np.arange(count)
-    equal(train_result, sum(2 * (10 * step + ids).sum() for step in range(3)))
 
 
 # StrategyExtended (pages 000 and 001).

@@ -2,13 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test test-all check bench format clean
 
 demo: .venv/installed
 	$(BIN)/python examples/digits.py
 
 test: .venv/installed
 	$(BIN)/python -m pytest
+
+# Also what needs TensorFlow and PyTorch. Other builds of PyTorch bring gigabytes of CUDA along.
+test-all: .venv/installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev,tensorflow,torch]' torch==2.13.0
+	$(MAKE) test
 
 check: .venv/installed
 	$(BIN)/ruff check .

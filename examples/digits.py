@@ -3,9 +3,9 @@
     make demo                                  # or, in an environment with replicax[demo]:
     python examples/digits.py --replicas 4
 
-The data is real (1,797 scanned digits, part of scikit-learn) and the devices are virtual: the host
-CPU, split. With GPUs, leave out the device names in `rx.MirroredStrategy(...)`; nothing else
-changes.
+The data is real (1,797 scanned digits, part of scikit-learn), in a Grain pipeline; the devices are
+virtual: the host CPU, split. With GPUs, leave out the device names in `rx.MirroredStrategy(...)`;
+nothing else changes.
 """
 
 from __future__ import annotations
@@ -72,6 +72,12 @@ class Accuracy:
         return value
 
 
+def scaled(batch: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """A step of the pipeline: pixels from 0 to 1, instead of 0 to 16."""
+    images, labels = batch
+    return (images / 16).astype(np.float32), labels.astype(np.int32)
+
+
 @click.command()
 @click.option("--replicas", default=4, show_default=True, help="How many virtual devices to use.")
 @click.option("--epochs", default=30, show_default=True)
@@ -81,9 +87,8 @@ def main(replicas: int, epochs: int, seed: int) -> None:
     strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
     console = Console()
     digits = load_digits()
-    images, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int32)
     train_images, test_images, train_labels, test_labels = train_test_split(
-        images, labels, test_size=0.2, random_state=seed, stratify=labels
+        digits.data, digits.target, test_size=0.2, random_state=seed, stratify=digits.target
     )
 
     with strategy.scope():
@@ -91,15 +96,9 @@ def main(replicas: int, epochs: int, seed: int) -> None:
         accuracy = Accuracy()
         optimizer = rx.Optimizer(optax.adam(3e-3))
 
-    def share(rows: np.ndarray) -> rx.PerReplica:
-        """Divides the rows of a global batch over the replicas."""
-        shares = np.array_split(rows, replicas)
-        return strategy.experimental_distribute_values_from_function(
-            lambda context: shares[context.replica_id_in_sync_group]
-        )
-
-    def replica_step(images: jax.Array, labels: jax.Array, rows: int) -> jax.Array:
-        """What one replica does with its share; `rows` is the size of the global batch."""
+    def replica_step(images: jax.Array, labels: jax.Array) -> jax.Array:
+        """What one replica does with its share of a batch; in the last one it may be empty."""
+        rows = rx.get_replica_context().all_reduce("SUM", float(len(labels)))
 
         def loss_fn() -> tuple[jax.Array, jax.Array]:
             logits = model(images)
@@ -112,39 +111,49 @@ def main(replicas: int, epochs: int, seed: int) -> None:
         return loss
 
     @rx.function  # one program for all replicas; without this line it runs as ordinary Python
-    def train_step(images: rx.PerReplica, labels: rx.PerReplica, rows: int) -> jax.Array:
-        losses = strategy.run(replica_step, args=(images, labels, rows))
+    def train_step(images: rx.PerReplica, labels: rx.PerReplica) -> jax.Array:
+        losses = strategy.run(replica_step, args=(images, labels))
         return strategy.reduce("SUM", losses, axis=None)
 
     @rx.function
     def test_step(images: rx.PerReplica, labels: rx.PerReplica) -> None:
         strategy.run(lambda x, y: accuracy.update(model(x), y), args=(images, labels))
 
+    training, testing = (
+        strategy.experimental_distribute_dataset(pipeline.map(scaled))
+        for pipeline in (
+            rx.from_tensor_slices((train_images, train_labels))
+            .shuffle(seed=seed)
+            .batch(GLOBAL_BATCH)
+            .repeat(epochs),
+            rx.from_tensor_slices((test_images, test_labels)).batch(GLOBAL_BATCH),
+        )
+    )
     console.print(f"Training on {len(train_images)} digits with {strategy!r}.")
-    order = np.random.default_rng(seed)
-    steps = -(-len(train_images) // GLOBAL_BATCH)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
+    steps_an_epoch = len(training) // epochs
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=epochs * steps)
-        for epoch in range(1, epochs + 1):
-            rows = order.permutation(len(train_images))
-            losses = []
-            for batch in np.split(rows, range(GLOBAL_BATCH, len(rows), GLOBAL_BATCH)):
-                inputs = share(train_images[batch]), share(train_labels[batch])
-                losses.append(float(train_step(*inputs, len(batch))))
-                progress.advance(task)
-            progress.update(
-                task,
-                description=f"epoch {epoch:2d}  loss {np.mean(losses):.3f}  "
-                f"accuracy {accuracy.result():.3f}",
-            )
+        task = progress.add_task("starting", total=len(training))
+        losses = []
+        for batch in training:
+            losses.append(float(train_step(*batch)))
+            progress.advance(task)
+            if len(losses) == steps_an_epoch:
+                epoch = int(progress.tasks[task].completed) // steps_an_epoch
+                progress.update(
+                    task,
+                    description=f"epoch {epoch:2d}  loss {np.mean(losses):.3f}  "
+                    f"accuracy {accuracy.result():.3f}",
+                )
+                losses.clear()
 
-    test_step(share(test_images), share(test_labels))
+    for batch in testing:
+        test_step(*batch)
     table = Table(title="What ran where")
     for heading in ("replica", "device", "rows a step"):
         table.add_column(heading, justify="right")

@@ -264,6 +264,10 @@ def test_options_that_have_no_meaning_are_refused(two):
     for method in (two.experimental_distribute_dataset, two.distribute_datasets_from_function):
         with pytest.raises(TypeError, match="InputOptions"):
             method([np.zeros(2)], {"auto_shard_policy": "DATA"})
+    with pytest.raises(ValueError, match="get_per_replica_batch_size"):
+        two.distribute_datasets_from_function(
+            lambda context: [np.zeros(2)], rx.InputOptions(global_batch_size=2)
+        )
     with pytest.raises(TypeError, match="has to be a function"):
         two.distribute_datasets_from_function([np.zeros(2)])
     dataset = two.experimental_distribute_dataset([np.zeros(2)])

@@ -139,6 +139,22 @@ def test_no_thread_and_no_memory_is_left(two, kind):
     assert batches.pulled == pulled
 
 
+def test_a_generator_is_closed_with_its_iterator(two):
+    closed = []
+
+    def batches():
+        try:
+            while True:
+                yield np.zeros(2)
+        finally:
+            closed.append(threading.current_thread().name)
+
+    iterator = iter(two.experimental_distribute_dataset(batches))
+    next(iterator)
+    iterator.close()
+    assert closed == ["replicax-input"]
+
+
 def test_the_dataset_does_not_keep_elements(two):
     class Tracked(np.ndarray):
         pass

@@ -63,6 +63,12 @@ def distribute_from_function(
             f"`dataset_fn` has to be a function of an `rx.InputContext`; got {dataset_fn!r}. To "
             "distribute a dataset that is there, use `experimental_distribute_dataset`."
         )
+    if options.global_batch_size is not None:
+        raise InvalidArgument(
+            "`global_batch_size` batches a dataset that `experimental_distribute_dataset` divides; "
+            f"got {options.global_batch_size}. Here `dataset_fn` makes the batches, of "
+            "`input_context.get_per_replica_batch_size(global_batch_size)` rows."
+        )
     workers = Workers.of(topology)
     replicas = workers.replicas
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:

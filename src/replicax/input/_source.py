@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any, final
 
@@ -102,6 +102,10 @@ class CountingReader(Reader):
 
     def get_state(self) -> Any:
         return {"read": self._done, "origin": self._origin}
+
+    def close(self) -> None:
+        if isinstance(self._elements, Generator):
+            self._elements.close()  # so that the user's `finally` runs here and now
 
 
 @final

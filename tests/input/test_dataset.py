@@ -161,6 +161,17 @@ def test_get_next_and_optionals(two):
         iterator.get_next()
 
 
+def test_the_spec_is_not_taken_from_a_resumed_pass(two):
+    batches = [np.zeros((4, 2)), np.zeros((3, 2))]
+    iterator = iter(two.experimental_distribute_dataset(batches))
+    next(iterator)
+    resumed = iter(two.experimental_distribute_dataset(batches))
+    resumed.set_state(iterator.get_state())
+    assert next(resumed).values[1].shape == (1, 2)
+    assert resumed.element_spec.shape == (2, 2)
+    iterator.close()
+
+
 def test_a_batch_larger_than_the_first_sets_the_shares_anew(two):
     batches = [np.arange(2), np.arange(6), np.arange(3)]
     dataset = two.experimental_distribute_dataset(batches)

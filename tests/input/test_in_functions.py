@@ -15,9 +15,7 @@ def rows(count: int) -> np.ndarray:
 
 
 def dataset_of(strategy: rx.Strategy, count: int, batch: int) -> rx.DistributedDataset:
-    return strategy.experimental_distribute_dataset(
-        rx.from_tensor_slices(rows(count)).batch(batch)
-    )
+    return strategy.experimental_distribute_dataset(rx.from_tensor_slices(rows(count)).batch(batch))
 
 
 def until_the_end(step, *args):
@@ -205,9 +203,9 @@ def test_lowering_takes_nothing(two):
         return two.reduce("SUM", next(iterator), axis=0)
 
     iterator = iter(dataset_of(two, 4, 2))
-    assert "all_reduce" in step.lower(iterator).as_text() or "reduce" in step.lower(
-        iterator
-    ).as_text()
+    assert (
+        "all_reduce" in step.lower(iterator).as_text() or "reduce" in step.lower(iterator).as_text()
+    )
     assert float(step(iterator)) == 1
 
 
@@ -357,9 +355,10 @@ def test_the_spec_as_input_signature(two):
     def outer_step(inputs):
         return two.run(lambda inputs: inputs["x"] + inputs["y"], args=(inputs,))
 
-    expected = [[[2.0 * x for x in part] for part in parts] for parts in shares_of(
-        two, [element["x"] for element in dataset]
-    )]
+    expected = [
+        [[2.0 * x for x in part] for part in parts]
+        for parts in shares_of(two, [element["x"] for element in dataset])
+    ]
     assert shares_of(two, [two.run(train_step, args=(x,)) for x in dataset]) == expected
     assert shares_of(two, [outer_step(x) for x in dataset]) == expected
     with pytest.raises(TypeError, match="input signature"):

@@ -93,9 +93,7 @@ def test_every_row_of_files_is_read_once(count, files, tmp_path_factory):
         first += size
     if len(paths) < count:
         return
-    dataset = (
-        grain.experimental.ParquetIterDataset(paths).map(lambda row: int(row["row"])).batch(4)
-    )
+    dataset = grain.experimental.ParquetIterDataset(paths).map(lambda row: int(row["row"])).batch(4)
     for policy in (POLICIES.FILE, POLICIES.AUTO):
         parts = read_by_all(dataset, count, 2, policy)  # no warning: there are files enough
         assert sum((rows_in(part) for part in parts), Counter()) == Counter(range(first))

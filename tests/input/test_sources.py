@@ -192,9 +192,7 @@ def test_torch_tensors_of_every_dtype(torch, two):
         torch.arange(4).to(dtype)
         for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.bool)
     ]
-    loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(*rows), batch_size=4
-    )
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows), batch_size=4)
     (element,) = two.experimental_distribute_dataset(loader)
     for leaf, tensor in zip(element, rows, strict=True):
         assert str(leaf.whole.dtype) == str(tensor.dtype).removeprefix("torch.")

@@ -8,11 +8,10 @@ from replicax._enums import AutoShardPolicy, InputReplicationMode
 from replicax._typing import Nest
 from replicax.input._dataset import (
     DistributedDataset,
-    DistributedIterator,
-    Optional,
     distribute,
     distribute_from_function,
 )
+from replicax.input._iterator import DistributedIterator, Optional
 from replicax.input._options import InputContext, InputOptions
 
 if TYPE_CHECKING:

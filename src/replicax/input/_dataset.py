@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, Protocol, final
+from collections.abc import Callable
+from typing import Any, NoReturn, final
 
 import jax
 from jax.dtypes import canonicalize_dtype
 
 from replicax import _context
-from replicax._context import Frame, Kind
 from replicax._enums import InputReplicationMode
 from replicax._typing import Nest
-from replicax.errors import ContextError, InvalidArgument, InvalidType, NotPicklable
+from replicax.errors import InvalidArgument, InvalidType, NotPicklable
+from replicax.input._elements import Elements, FromMemory, Keeping, Prepared
 from replicax.input._feed import Feed, SplittingFeed, Step, TakingFeed, first_step
+from replicax.input._iterator import DistributedIterator
 from replicax.input._options import InputContext, InputOptions
 from replicax.input._prefetch import Ahead
 from replicax.input._sharding import shard
@@ -23,8 +24,6 @@ from replicax.input._splitting import Workers
 from replicax.input._transfer import to_devices, to_host
 from replicax.input.sources import source_of
 from replicax.topology import Topology
-
-Prepared = tuple[Nest, dict[str, Any]]  # an element, and where the pass stands after it
 
 
 def distribute(
@@ -192,26 +191,26 @@ class DistributedDataset:
             [jax.ShapeDtypeStruct(a.shape, canonicalize_dtype(a.dtype)) for a in firsts],
         )
 
-    def start(self, steps: int, feed_state: Any) -> _Elements:
+    def start(self, steps: int, feed_state: Any) -> Elements:
         """A pass, from where another one stood after so many steps."""
         if self._kept is not None:
-            return _FromMemory(self._kept, steps)
+            return FromMemory(self._kept, steps)
         begin: Callable[[], Feed] = functools.partial(self._begin, None)
         if feed_state is not None:
             begun = self._begin(feed_state)  # here, so that a state that does not fit is refused
             begin = functools.partial(_given, begun)
         depth = self._options.experimental_per_replica_buffer_size
-        ahead = Ahead(begin, self._prepare, depth)
+        ahead = Ahead(begin, functools.partial(self._prepare, steps == 0), depth)
         if self._options.experimental_place_dataset_on_device and steps == 0:
-            return _Keeping(ahead, self)
+            return Keeping(ahead, self._keep)
         return ahead
 
-    def keep(self, elements: list[Prepared]) -> None:
+    def _keep(self, elements: list[Prepared]) -> None:
         """From now on all passes give these."""
         self._kept = elements
 
-    def _prepare(self, step: Step) -> Prepared:
-        if self._spec is None:
+    def _prepare(self, from_start: bool, step: Step) -> Prepared:
+        if self._spec is None and from_start:  # later ones may be partial
             self._note_spec(step)
         options = self._options
         fetch = options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
@@ -225,213 +224,5 @@ class DistributedDataset:
         raise NotPicklable(f"{self!r} cannot be pickled: it is for the devices of this process.")
 
 
-@final
-class DistributedIterator:
-    """One pass over a `DistributedDataset`, prepared ahead in the background.
-
-    >>> import replicax as rx
-    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
-    >>> dataset = strategy.experimental_distribute_dataset(
-    ...     rx.from_tensor_slices(list(range(6))).batch(2))
-    >>> iterator = iter(dataset)
-    >>> first, state = next(iterator), iterator.get_state()
-    >>> other = iter(dataset)
-    >>> other.set_state(state)
-    >>> [strategy.gather(element, axis=0).tolist() for element in other]
-    [[2, 3], [4, 5]]
-    >>> iterator.close()
-    """
-
-    def __init__(self, dataset: DistributedDataset) -> None:
-        self._dataset = dataset
-        self._steps = 0
-        self._feed_state: Any = None
-        self._elements: _Elements | None = None
-        self._closed = False
-
-    def __iter__(self) -> DistributedIterator:
-        program = _context.current().program
-        if program is not None:
-            program.loop()
-        return self
-
-    def __next__(self) -> Nest:
-        frame = _outside_of_replicas("next")
-        if frame.program is not None:
-            return frame.program.pull(self)
-        element, state = self._started().take()
-        self._steps += 1
-        self._feed_state = state
-        return element
-
-    def get_next(self) -> Nest:
-        """The next element; the same as `next(iterator)`."""
-        return next(self)
-
-    def get_next_as_optional(self) -> Optional:
-        """The next element, or the lack of one, without StopIteration."""
-        program = _outside_of_replicas("get_next_as_optional").program
-        if program is not None:
-            program.loop()
-        try:
-            return Optional((next(self),))
-        except StopIteration:
-            return Optional(())
-
-    def peek(self, count: int) -> list[Nest]:
-        """The next `count` elements, which stay the next; fewer, where no more can be had."""
-        return [element for element, _ in self._started().peek(count)]
-
-    @property
-    def element_spec(self) -> Nest:
-        """Shapes and dtypes of the first replica's part of a full element."""
-        return self._dataset.element_spec
-
-    def get_state(self) -> dict[str, Any]:
-        """How far the pass has come: what JSON can express, and `set_state` understands.
-
-        Elements that have been prepared but not given out count as not seen.
-        """
-        return {"steps": self._steps, "feed": self._feed_state}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from where another iterator over the same data stood, in any process.
-
-        Prefetch depth, strategy and number of replicas may be others than there.
-        """
-        if not isinstance(state, Mapping) or set(state) != {"steps", "feed"}:
-            raise InvalidArgument(
-                f"This is not what `get_state` of a DistributedIterator returned: {state!r}."
-            )
-        try:
-            elements = self._dataset.start(state["steps"], state["feed"])
-        except (KeyError, TypeError) as error:
-            raise InvalidArgument(
-                f"The state is one of another kind of dataset: {state!r} ({error!r})."
-            ) from error
-        self._end_pass()
-        self._elements = elements
-        self._steps, self._feed_state, self._closed = state["steps"], state["feed"], False
-
-    def close(self) -> None:
-        """Ends the thread that works ahead. It also ends with the pass, or when unreferenced."""
-        self._closed = True
-        self._end_pass()
-
-    def _end_pass(self) -> None:
-        if self._elements is not None:
-            self._elements.close()
-            self._elements = None
-
-    def _started(self) -> _Elements:
-        """Begun when it is first needed, so that `set_state` right after `iter` reads nothing."""
-        if self._closed:
-            raise InvalidArgument(f"{self!r} has been closed. Make a new one: `iter(dataset)`.")
-        if self._elements is None:
-            self._elements = self._dataset.start(self._steps, self._feed_state)
-        return self._elements
-
-    def __repr__(self) -> str:
-        return f"<DistributedIterator after {self._steps} step(s) of {self._dataset!r}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise NotPicklable(
-            f"{self!r} cannot be pickled. Pickle `iterator.get_state()`, and give it to "
-            "`set_state` of a new iterator."
-        )
-
-
-@final
-class Optional:
-    """An element of a dataset, or the lack of one; see `get_next_as_optional`."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: tuple[()] | tuple[Nest]) -> None:
-        self._value = value
-
-    def has_value(self) -> bool:
-        """Whether there was an element."""
-        return bool(self._value)
-
-    def get_value(self) -> Nest:
-        """The element."""
-        if not self._value:
-            raise InvalidArgument(
-                "There was no element: the dataset was at its end. Ask `has_value()` first."
-            )
-        return self._value[0]
-
-    def __repr__(self) -> str:
-        return f"Optional({self._value[0]!r})" if self._value else "Optional()"
-
-
-class _Elements(Protocol):
-    """Where an iterator takes its elements from."""
-
-    def peek(self, count: int) -> list[Prepared]: ...
-
-    def take(self) -> Prepared: ...
-
-    def close(self) -> None: ...
-
-
-@final
-class _Keeping:
-    """Takes from another one, and gives the dataset all of it to keep if it comes to the end."""
-
-    def __init__(self, elements: _Elements, dataset: DistributedDataset) -> None:
-        self._elements = elements
-        self._dataset = dataset
-        self._seen: list[Prepared] = []
-
-    def peek(self, count: int) -> list[Prepared]:
-        return self._elements.peek(count)
-
-    def take(self) -> Prepared:
-        try:
-            prepared = self._elements.take()
-        except StopIteration:
-            self._dataset.keep(self._seen)
-            raise
-        self._seen.append(prepared)
-        return prepared
-
-    def close(self) -> None:
-        self._elements.close()
-
-
-@final
-class _FromMemory:
-    """Takes from what was kept."""
-
-    def __init__(self, kept: list[Prepared], position: int) -> None:
-        self._kept = kept
-        self._rest: Iterator[Prepared] = iter(kept[position:])
-        self._position = position
-
-    def peek(self, count: int) -> list[Prepared]:
-        return self._kept[self._position : self._position + count]
-
-    def take(self) -> Prepared:
-        prepared = next(self._rest)
-        self._position += 1
-        return prepared
-
-    def close(self) -> None:
-        return
-
-
 def _given(feed: Feed) -> Feed:
     return feed
-
-
-def _outside_of_replicas(method: str) -> Frame:
-    frame = _context.current()
-    if frame.kind is not Kind.CROSS_REPLICA and frame.strategy is not None:
-        raise ContextError(
-            f"`{method}` of a distributed iterator gives an element for all replicas and needs "
-            f"cross-replica context. Current context: {frame}. Take the element outside, and give "
-            "it to `run`: `strategy.run(fn, args=(next(iterator),))`."
-        )
-    return frame

@@ -1,0 +1,66 @@
+"""Where an iterator takes its elements from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, final
+
+from replicax._typing import Nest
+
+Prepared = tuple[Nest, dict[str, Any]]  # an element, and where the pass stands after it
+
+
+class Elements(Protocol):
+    """Where an iterator takes its elements from."""
+
+    def peek(self, count: int) -> list[Prepared]: ...
+
+    def take(self) -> Prepared: ...
+
+    def close(self) -> None: ...
+
+
+@final
+class Keeping:
+    """Takes from another one, and gives all of it away to be kept when it comes to the end."""
+
+    def __init__(self, elements: Elements, keep: Callable[[list[Prepared]], None]) -> None:
+        self._elements = elements
+        self._keep = keep
+        self._seen: list[Prepared] = []
+
+    def peek(self, count: int) -> list[Prepared]:
+        return self._elements.peek(count)
+
+    def take(self) -> Prepared:
+        try:
+            prepared = self._elements.take()
+        except StopIteration:
+            self._keep(self._seen)
+            raise
+        self._seen.append(prepared)
+        return prepared
+
+    def close(self) -> None:
+        self._elements.close()
+
+
+@final
+class FromMemory:
+    """Takes from what was kept."""
+
+    def __init__(self, kept: list[Prepared], position: int) -> None:
+        self._kept = kept
+        self._rest: Iterator[Prepared] = iter(kept[position:])
+        self._position = position
+
+    def peek(self, count: int) -> list[Prepared]:
+        return self._kept[self._position : self._position + count]
+
+    def take(self) -> Prepared:
+        prepared = next(self._rest)
+        self._position += 1
+        return prepared
+
+    def close(self) -> None:
+        return

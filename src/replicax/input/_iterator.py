@@ -1,0 +1,175 @@
+"""One pass over a distributed dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn, Protocol, final
+
+from replicax import _context
+from replicax._context import Frame, Kind
+from replicax._typing import Nest
+from replicax.errors import ContextError, InvalidArgument, NotPicklable
+from replicax.input._elements import Elements
+
+
+class Passes(Protocol):
+    """What an iterator asks of its dataset."""
+
+    @property
+    def element_spec(self) -> Nest: ...
+
+    def start(self, steps: int, feed_state: Any) -> Elements:
+        """A pass, from where another one stood after so many steps."""
+        ...
+
+
+@final
+class DistributedIterator:
+    """One pass over a `DistributedDataset`, prepared ahead in the background.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> dataset = strategy.experimental_distribute_dataset(
+    ...     rx.from_tensor_slices(list(range(6))).batch(2))
+    >>> iterator = iter(dataset)
+    >>> first, state = next(iterator), iterator.get_state()
+    >>> other = iter(dataset)
+    >>> other.set_state(state)
+    >>> [strategy.gather(element, axis=0).tolist() for element in other]
+    [[2, 3], [4, 5]]
+    >>> iterator.close()
+    """
+
+    def __init__(self, dataset: Passes) -> None:
+        self._dataset = dataset
+        self._steps = 0
+        self._feed_state: Any = None
+        self._elements: Elements | None = None
+        self._closed = False
+
+    def __iter__(self) -> DistributedIterator:
+        program = _context.current().program
+        if program is not None:
+            program.loop()
+        return self
+
+    def __next__(self) -> Nest:
+        frame = _outside_of_replicas("next")
+        if frame.program is not None:
+            return frame.program.pull(self)
+        element, state = self._started().take()
+        self._steps += 1
+        self._feed_state = state
+        return element
+
+    def get_next(self) -> Nest:
+        """The next element; the same as `next(iterator)`."""
+        return next(self)
+
+    def get_next_as_optional(self) -> Optional:
+        """The next element, or the lack of one, without StopIteration."""
+        program = _outside_of_replicas("get_next_as_optional").program
+        if program is not None:
+            program.loop()
+        try:
+            return Optional((next(self),))
+        except StopIteration:
+            return Optional(())
+
+    def peek(self, count: int) -> list[Nest]:
+        """The next `count` elements, which stay the next; fewer, where no more can be had."""
+        return [element for element, _ in self._started().peek(count)]
+
+    @property
+    def element_spec(self) -> Nest:
+        """Shapes and dtypes of the first replica's part of a full element."""
+        return self._dataset.element_spec
+
+    def get_state(self) -> dict[str, Any]:
+        """How far the pass has come: what JSON can express, and `set_state` understands.
+
+        Elements that have been prepared but not given out count as not seen.
+        """
+        return {"steps": self._steps, "feed": self._feed_state}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where another iterator over the same data stood, in any process.
+
+        Prefetch depth, strategy and number of replicas may be others than there.
+        """
+        if not isinstance(state, Mapping) or set(state) != {"steps", "feed"}:
+            raise InvalidArgument(
+                f"This is not what `get_state` of a DistributedIterator returned: {state!r}."
+            )
+        try:
+            elements = self._dataset.start(state["steps"], state["feed"])
+        except (KeyError, TypeError) as error:
+            raise InvalidArgument(
+                f"The state is one of another kind of dataset: {state!r} ({error!r})."
+            ) from error
+        self._end_pass()
+        self._elements = elements
+        self._steps, self._feed_state, self._closed = state["steps"], state["feed"], False
+
+    def close(self) -> None:
+        """Ends the thread that works ahead. It also ends with the pass, or when unreferenced."""
+        self._closed = True
+        self._end_pass()
+
+    def _end_pass(self) -> None:
+        if self._elements is not None:
+            self._elements.close()
+            self._elements = None
+
+    def _started(self) -> Elements:
+        """Begun when it is first needed, so that `set_state` right after `iter` reads nothing."""
+        if self._closed:
+            raise InvalidArgument(f"{self!r} has been closed. Make a new one: `iter(dataset)`.")
+        if self._elements is None:
+            self._elements = self._dataset.start(self._steps, self._feed_state)
+        return self._elements
+
+    def __repr__(self) -> str:
+        return f"<DistributedIterator after {self._steps} step(s) of {self._dataset!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise NotPicklable(
+            f"{self!r} cannot be pickled. Pickle `iterator.get_state()`, and give it to "
+            "`set_state` of a new iterator."
+        )
+
+
+@final
+class Optional:
+    """An element of a dataset, or the lack of one; see `get_next_as_optional`."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: tuple[()] | tuple[Nest]) -> None:
+        self._value = value
+
+    def has_value(self) -> bool:
+        """Whether there was an element."""
+        return bool(self._value)
+
+    def get_value(self) -> Nest:
+        """The element."""
+        if not self._value:
+            raise InvalidArgument(
+                "There was no element: the dataset was at its end. Ask `has_value()` first."
+            )
+        return self._value[0]
+
+    def __repr__(self) -> str:
+        return f"Optional({self._value[0]!r})" if self._value else "Optional()"
+
+
+def _outside_of_replicas(method: str) -> Frame:
+    frame = _context.current()
+    if frame.kind is not Kind.CROSS_REPLICA and frame.strategy is not None:
+        raise ContextError(
+            f"`{method}` of a distributed iterator gives an element for all replicas and needs "
+            f"cross-replica context. Current context: {frame}. Take the element outside, and give "
+            "it to `run`: `strategy.run(fn, args=(next(iterator),))`."
+        )
+    return frame

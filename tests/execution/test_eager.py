@@ -184,6 +184,15 @@ def test_a_replicas_error_surfaces_as_itself_with_the_replica_named(culprit, whe
     assert strategy.run(lambda: None) is None
 
 
+def test_closing_over_an_array_of_another_device_says_what_to_do(two):
+    rows = two.run(lambda: jnp.ones(()))
+    total = two.reduce("SUM", rows, axis=None)
+    with pytest.raises(ValueError, match="incompatible devices") as caught:
+        two.run(lambda x: x / total, args=(rows,))
+    assert any("Pass it in `args` of `run`" in note for note in caught.value.__notes__)
+    assert [float(x) for x in two.run(lambda x, t: x / t, args=(rows, total)).values] == [0.5, 0.5]
+
+
 def test_waiting_replicas_are_unwound_through_their_finally_blocks(two):
     cleaned = []
 

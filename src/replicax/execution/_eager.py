@@ -253,6 +253,12 @@ class _Round(Merger):
             named = error is self._raised_together or isinstance(error, _Released)
             if len(self._players) > 1 and not named:
                 error.add_note(f"Raised in replica {replica_id} of {self._strategy!r}.")
+                if "incompatible devices" in str(error):  # JAX does not say where it came from
+                    error.add_note(
+                        "An array that the function closes over is on another replica's device, "
+                        "such as a result of `reduce`. Pass it in `args` of `run`, which brings it "
+                        "to every replica; compiled functions (`rx.function`) need not."
+                    )
 
     def _start(self, index: int) -> None:
         player = self._players[index]

@@ -17,7 +17,7 @@ of the reference API would catch, so `except ValueError` goes on working.
      │   └─ MeetingInTrace                             replicas cannot meet inside `jax.jit`
      └─ NotPicklable          (TypeError)              tied to this process's devices
 
-`PerformanceHint` is the one warning, a `UserWarning`.
+There are two warnings, both a `UserWarning`: `PerformanceHint` and `InexactResumption`.
 """
 
 
@@ -71,6 +71,10 @@ class MeetingInTrace(InvalidType):
 
 class PerformanceHint(UserWarning):
     """Something works, and could be much faster."""
+
+
+class InexactResumption(UserWarning):
+    """A pass over a dataset may not go on exactly where it stood."""
 
 
 class NotPicklable(ReplicaxError, TypeError):

@@ -185,7 +185,7 @@ def test_a_replicas_error_surfaces_as_itself_with_the_replica_named(culprit, whe
 
 
 def test_closing_over_an_array_of_another_device_says_what_to_do(two):
-    rows = two.run(lambda: jnp.ones(()))
+    rows = per_replica(two, [1.0, 1.0])
     total = two.reduce("SUM", rows, axis=None)
     with pytest.raises(ValueError, match="incompatible devices") as caught:
         two.run(lambda x: x / total, args=(rows,))

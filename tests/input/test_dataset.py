@@ -213,6 +213,7 @@ def test_make_numpy_dataset(two):
         (lambda: (x for x in [np.zeros(2)]), "only once"),
         (lambda: np.zeros((4, 2)), r"an array of shape \(4, 2\)"),
         (lambda: {"x": np.zeros(4)}, r"with the keys \['x'\]"),
+        (lambda: (np.zeros((4, 2)), np.zeros(4)), r"of shapes \(4, 2\), \(4,\)"),
         (lambda: 3, "int is no dataset"),
         (lambda: "words", "str is no dataset"),
         (lambda: None, "NoneType is no dataset"),
@@ -234,7 +235,7 @@ def test_what_is_no_dataset_is_refused(two, dataset, message):
         ([{"x": np.zeros(2), "y": np.zeros(3)}], ValueError, "different numbers of rows"),
         ([{}], ValueError, "no arrays"),
         ([np.zeros(2), (np.zeros(2), np.zeros(2))], ValueError, "of one kind"),
-        ((np.zeros((2, 3)), np.zeros(2)), ValueError, r"arrays of \[2\] dimensions.*\[1\]"),
+        ([np.zeros((2, 3)), np.zeros(2)], ValueError, r"arrays of \[2\] dimensions.*\[1\]"),
     ],
 )
 def test_elements_that_cannot_be_divided_are_refused(two, batches, error, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -363,6 +364,23 @@ def test_the_spec_as_input_signature(two):
     assert shares_of(two, [outer_step(x) for x in dataset]) == expected
     with pytest.raises(TypeError, match="input signature"):
         two.run(train_step, args=(rows(2),))
+
+
+def test_elements_cannot_be_taken_in_what_jax_traces(two):
+    iterator = iter(dataset_of(two, 4, 2))
+
+    @rx.function
+    def step(iterator):
+        def body(_, total):
+            return total + two.reduce("SUM", next(iterator), axis=0)
+
+        return jax.lax.fori_loop(0, 2, body, jnp.float32(0))
+
+    with pytest.raises(RuntimeError, match=r"lax\.fori_loop"):
+        step(iterator)
+    with pytest.raises(RuntimeError, match="become a constant"):
+        jax.jit(lambda: next(iterator).values[0])()
+    assert len(list(iterator)) == 2
 
 
 def test_pulls_cannot_happen_inside_of_a_meeting(two):

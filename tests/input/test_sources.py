@@ -162,7 +162,8 @@ def test_tf_data_that_runs_python_resumes_by_reading_again(tensorflow, two):
     iterator = iter(two.experimental_distribute_dataset(dataset))
     next(iterator)
     resumed = iter(two.experimental_distribute_dataset(dataset))
-    resumed.set_state(iterator.get_state())
+    with pytest.warns(rx.errors.InexactResumption, match="could not write its state"):
+        resumed.set_state(iterator.get_state())
     assert shares_of(two, resumed) == shares_of(two, iterator)
 
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
 from jax.sharding import PartitionSpec
 
 from replicax import _context, _nest
@@ -133,8 +134,15 @@ class OuterLevel(_Level):
         self.runs_so_far = 0
         self._elements = elements  # the arrays of each, in the second pass
         self._pulls_so_far = 0
+        self._trace_state = get_opaque_trace_state()
 
     def pull(self, iterator: DistributedIterator) -> Nest:
+        if get_opaque_trace_state() != self._trace_state:
+            raise ContextError(
+                "`next` of a distributed iterator was called in the body of a JAX transformation, "
+                "such as `lax.fori_loop`, which is traced once and would get one element for all "
+                "of its rounds. Use a Python loop, or take the elements before it."
+            )
         pulls, number = self.plan.pulls, self._pulls_so_far
         self._pulls_so_far += 1
         if not self.finding:

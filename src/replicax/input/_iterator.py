@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol, final
 
+from jax.extend.core import get_opaque_trace_state
+
 from replicax import _context
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.errors import ContextError, InvalidArgument, NotPicklable
 from replicax.input._elements import Elements
+
+_untraced = get_opaque_trace_state()
 
 
 class Passes(Protocol):
@@ -57,6 +61,7 @@ class DistributedIterator:
         frame = _outside_of_replicas("next")
         if frame.program is not None:
             return frame.program.pull(self)
+        _require_untraced("next")
         element, state = self._started().take()
         self._steps += 1
         self._feed_state = state
@@ -162,6 +167,15 @@ class Optional:
 
     def __repr__(self) -> str:
         return f"Optional({self._value[0]!r})" if self._value else "Optional()"
+
+
+def _require_untraced(method: str) -> None:
+    if get_opaque_trace_state() != _untraced:
+        raise ContextError(
+            f"`{method}` of a distributed iterator was called while JAX traces a function, such as "
+            "one given to `jax.jit`, where the element would become a constant. Use `rx.function`, "
+            "or take the element outside and pass it in."
+        )
 
 
 def _outside_of_replicas(method: str) -> Frame:

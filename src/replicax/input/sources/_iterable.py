@@ -14,10 +14,11 @@ from replicax.input._source import CountingReader, Reader, Source
 
 
 def recognise(dataset: Any) -> Source | None:
-    if isinstance(dataset, (np.ndarray, jax.Array, Mapping)):
+    if isinstance(dataset, (np.ndarray, jax.Array, Mapping)) or _is_tuple_of_arrays(dataset):
         raise InvalidType(
             f"A dataset has batches for elements; got {_kind(dataset)}. Say how many rows a batch "
-            "has: `rx.from_tensor_slices(arrays).batch(global_batch_size)`."
+            "has: `rx.from_tensor_slices(arrays).batch(global_batch_size)`. If these are batches, "
+            "give a list of them."
         )
     if isinstance(dataset, Iterator):
         raise InvalidType(
@@ -31,7 +32,16 @@ def recognise(dataset: Any) -> Source | None:
     return None
 
 
+def _is_tuple_of_arrays(dataset: Any) -> bool:
+    """Features and labels, most likely, and not two batches."""
+    return isinstance(dataset, tuple) and all(
+        isinstance(element, (np.ndarray, jax.Array)) for element in dataset
+    )
+
+
 def _kind(dataset: Any) -> str:
+    if isinstance(dataset, tuple):
+        return f"a tuple of arrays of shapes {', '.join(str(array.shape) for array in dataset)}"
     if isinstance(dataset, Mapping):
         return f"a {type(dataset).__name__} with the keys {list(dataset)}"
     return f"an array of shape {dataset.shape}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
@@ -14,7 +15,7 @@ import numpy as np
 
 from replicax._enums import AutoShardPolicy
 from replicax._typing import Nest
-from replicax.errors import InvalidArgument, InvalidType
+from replicax.errors import InexactResumption, InvalidArgument, InvalidType
 from replicax.input._source import CannotShardByFile, CountingReader, Reader, Source
 
 
@@ -39,6 +40,15 @@ class _DatasetSource(Source):
             return CountingReader(elements, _to_numpy, origin=_written(elements))
         if state["origin"] is not None:
             _restore(elements, state["origin"])
+        else:
+            warnings.warn(
+                "This `tf.data` pipeline runs Python or draws random numbers, so TensorFlow could "
+                "not write its state. It is read again from the beginning, up to where it stood, "
+                "which is exact only if it has the same order in every pass and process: give "
+                "`shuffle` a seed and `reshuffle_each_iteration=False`, or use Grain.",
+                InexactResumption,
+                stacklevel=2,
+            )
         return CountingReader(elements, _to_numpy, origin=state["origin"], done=state["read"])
 
     @property

@@ -18,15 +18,13 @@ import replicax as rx
 
 ACCUMULATE, STEPS, BATCH = 4, 40, 8
 RANDOM = np.random.default_rng(0)
-FEATURES = RANDOM.normal(size=(STEPS, BATCH, 3)).astype(np.float32)
+FEATURES = RANDOM.normal(size=(STEPS * BATCH, 3)).astype(np.float32)
 LABELS = FEATURES @ np.float32([[1], [-2], [0.5]])
 
 
-def share(strategy: rx.Strategy, rows: np.ndarray) -> rx.PerReplica:
-    """Divides the rows of a global batch over the replicas."""
-    shares = np.array_split(rows, strategy.num_replicas_in_sync)
-    return strategy.experimental_distribute_values_from_function(
-        lambda context: shares[context.replica_id_in_sync_group]
+def batches(strategy: rx.Strategy) -> rx.DistributedDataset:
+    return strategy.experimental_distribute_dataset(
+        rx.from_tensor_slices((FEATURES, LABELS)).batch(BATCH)
     )
 
 
@@ -55,9 +53,9 @@ def with_cond(strategy: rx.Strategy) -> np.ndarray:
 
         strategy.run(replica_step, args=(x, y, last))
 
-    for step in range(STEPS):
+    for step, (x, y) in enumerate(batches(strategy)):
         last = jnp.asarray(step % ACCUMULATE == ACCUMULATE - 1)
-        train_step(share(strategy, FEATURES[step]), share(strategy, LABELS[step]), last)
+        train_step(x, y, last)
     return weights.numpy()
 
 
@@ -74,8 +72,8 @@ def with_multi_steps(strategy: rx.Strategy) -> np.ndarray:
 
         strategy.run(replica_step, args=(x, y))
 
-    for step in range(STEPS):
-        train_step(share(strategy, FEATURES[step]), share(strategy, LABELS[step]))
+    for x, y in batches(strategy):
+        train_step(x, y)
     return weights.numpy()
 
 

@@ -73,15 +73,9 @@ def main() -> tuple[float, list[float]]:
     def train_step(x: rx.PerReplica, y: rx.PerReplica) -> jax.Array:
         return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
 
-    def share(rows: np.ndarray) -> rx.PerReplica:
-        shares = np.array_split(rows, strategy.num_replicas_in_sync)
-        return strategy.experimental_distribute_values_from_function(
-            lambda context: shares[context.replica_id_in_sync_group]
-        )
-
-    x, y = share(features), share(labels)
+    pipeline = rx.from_tensor_slices((features, labels)).batch(GLOBAL_BATCH).repeat(STEPS)
     scales = []
-    for step in range(STEPS):
+    for step, (x, y) in enumerate(strategy.experimental_distribute_dataset(pipeline)):
         loss = float(train_step(x, y))
         scales.append(float(scale))
         if step % 10 == 9:

@@ -32,6 +32,14 @@ def test_gradient_accumulation():
     assert abs(by_cond).max() > 0.5
 
 
+def test_resuming(capsys):
+    main = runpy.run_path(str(PROJECT / "examples" / "resuming.py"))["main"]
+    undisturbed, resumed = main()
+    equal(resumed, undisturbed, 1e-5)
+    equal(undisturbed, [1.0, -2.0, 0.5], 0.1)
+    assert "Going on after step 16 on 4 replicas" in capsys.readouterr().out
+
+
 def test_loss_scaling():
     main = runpy.run_path(str(PROJECT / "examples" / "loss_scaling.py"))["main"]
     loss, scales = main()

@@ -4,7 +4,12 @@ from replicax.execution._compiled_runs import CompiledRuns
 from replicax.execution._direct import DirectExecutor
 from replicax.execution._eager import EagerExecutor
 from replicax.execution._executor import Executor, require_call
-from replicax.execution._function import Function, function, run_functions_eagerly
+from replicax.execution._function import (
+    Function,
+    FunctionOfInstance,
+    function,
+    run_functions_eagerly,
+)
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 
 __all__ = [
@@ -13,6 +18,7 @@ __all__ = [
     "EagerExecutor",
     "Executor",
     "Function",
+    "FunctionOfInstance",
     "Meeting",
     "Merger",
     "ReplicaContext",

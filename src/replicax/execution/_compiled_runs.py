@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import types
 import warnings
 from collections import Counter
@@ -29,19 +31,19 @@ class CompiledRuns:
 
     def __init__(self, compile: Callable[[Callable[..., Any]], Compiled]) -> None:
         self._compile = compile
-        self._known: dict[Any, Compiled] = {}
+        self._known: dict[Any, tuple[Compiled, list[Any]]] = {}
         self._variants: Counter[Any] = Counter()
 
     def compiled(self, fn: Callable[..., Any]) -> Compiled:
         """`fn` as something that `run` compiles; what it was before, if it does the same."""
-        key = _identity(fn)
+        identity = _Identity()
+        key = identity.of(fn)
         if key in self._known:
-            return self._known[key]
-        code = getattr(fn, "__code__", fn)
-        self._variants[code] += 1
-        if self._variants[code] > _MANY_VARIANTS:
+            return self._known[key][0]
+        self._variants[identity.code] += 1
+        if self._variants[identity.code] > _MANY_VARIANTS:
             return self._compile(fn)  # another one every time, and not worth keeping
-        if self._variants[code] == _MANY_VARIANTS:
+        if self._variants[identity.code] == _MANY_VARIANTS:
             warnings.warn(
                 f"`{getattr(fn, '__qualname__', fn)}`, given to `run` in a loop over a dataset, "
                 f"has closed over other values {_MANY_VARIANTS} times, and is compiled anew each "
@@ -50,23 +52,44 @@ class CompiledRuns:
                 PerformanceHint,
                 stacklevel=5,
             )
-        # It holds `fn`, and with it everything that is known by its identity.
-        self._known[key] = self._compile(fn)
-        return self._known[key]
+        # What is known by its id has to live as long as that means it. `fn` does not see to that:
+        # its closure is shared with the loop, which puts other values there.
+        self._known[key] = self._compile(fn), identity.held
+        return self._known[key][0]
 
 
-def _identity(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """Equal for functions that do the same, as far as can be told."""
-    if isinstance(value, types.MethodType):
-        return _identity(value.__func__, within), id(value.__self__)
-    if isinstance(value, types.FunctionType) and id(value) not in within:
-        within = (*within, id(value))
-        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        captured = tuple(_contents(cell) for cell in value.__closure__ or ())
-        return value.__code__, tuple(_identity(part, within) for part in (*defaults, *captured))
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return type(value), value
-    return id(value)
+class _Identity:
+    """Finds a key that is equal for functions that do the same, as far as can be told.
+
+    `held` are the objects that the key knows by their id; `code` is the outermost code.
+    """
+
+    def __init__(self) -> None:
+        self.held: list[Any] = []
+        self.code: Any = None
+        self._within: list[Any] = []
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, types.MethodType):
+            return "method", self.of(value.__func__), self._by_id(value.__self__)
+        if isinstance(value, functools.partial):
+            arguments = [*value.args, *itertools.chain.from_iterable(value.keywords.items())]
+            return "partial", self.of(value.func), tuple(self.of(part) for part in arguments)
+        if isinstance(value, types.FunctionType) and value not in self._within:
+            self._within.append(value)
+            self.code = self.code or value.__code__
+            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            captured = (_contents(cell) for cell in value.__closure__ or ())
+            parts = tuple(self.of(part) for part in (*defaults, *captured))
+            return value.__code__, self._by_id(value.__globals__), parts
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+            return type(value), repr(value)  # by which -0.0 is not 0.0
+        return self._by_id(value)
+
+    def _by_id(self, value: Any) -> int:
+        self.held.append(value)
+        self.code = self.code or type(value)
+        return id(value)
 
 
 _EMPTY = object()

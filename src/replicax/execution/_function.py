@@ -20,15 +20,15 @@ from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType, PerformanceHint
 from replicax.execution._compiled_runs import CompiledRuns
 from replicax.execution._pulling import (
+    AtItsEnd,
     GoesThroughDataset,
     NotOneProgram,
-    NotThisTime,
     Pulling,
     Pulls,
-    look_ahead,
 )
 from replicax.execution._signature import Signature, signature_of
 from replicax.execution._state_lifting import Lifted
+from replicax.input import DistributedIterator
 from replicax.values import PerReplica
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class _AsPython(enum.Enum):
     LOOP = "it has a loop over a dataset, and only what is inside of it is compiled"
 
 
+_Pulling = Pulling[Lifted | _AsPython]
+
+
 def run_functions_eagerly(flag: bool) -> None:
     """Makes every `rx.function` run as ordinary Python (True), or compiled again (False).
 
@@ -62,10 +65,11 @@ class Function:
     """A function that is compiled, once for each signature; made by `rx.function`."""
 
     def __init__(self, python_function: Callable[..., Any], input_signature: Any = None) -> None:
+        self.__name__ = type(python_function).__name__  # of a partial, say, which has no name
         functools.update_wrapper(self, python_function)
         self.python_function = python_function
         self.input_signature = None if input_signature is None else tuple(input_signature)
-        self._programs: dict[Any, Lifted | Pulling | _AsPython] = {}
+        self._programs: dict[Any, Lifted | _Pulling | _AsPython] = {}
         self._runs = CompiledRuns(Function)
         self._warned = False
         self._uneven_calls = 0
@@ -74,9 +78,10 @@ class Function:
     @property
     def tracing_count(self) -> int:
         """How many signatures it has been traced for."""
-        return sum(
-            len(entry.programs) if isinstance(entry, Pulling) else 1
-            for entry in self._programs.values()
+        entries = self._programs.values()
+        ways = [way for entry in entries if isinstance(entry, Pulling) for way in entry.ways]
+        return sum(not isinstance(entry, Pulling) for entry in entries) + sum(
+            isinstance(way, Lifted) for way in ways
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,7 +91,7 @@ class Function:
         return self._call(None, frame, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else _Method(self, instance)
+        return self if instance is None else FunctionOfInstance(self, instance)
 
     def is_inlined(self, frame: Frame) -> bool:
         """Whether it is part of something larger, which decides how it is executed."""
@@ -156,42 +161,53 @@ class Function:
             return _AsPython.UNEVEN, arrays
         leaves = signature.leaves
         entry = self._programs.get(signature)
-        if entry is None or (isinstance(entry, Pulling) and not entry.usable):
+        if entry is None:
             entry = self._trace(signature, arrays)
         if not isinstance(entry, Pulling):
             return entry, arrays
-        iterators = entry.iterators(leaves)
-        elements = look_ahead(iterators)
-        if elements is None:
-            return _AsPython.UNEVEN, arrays
-        kinds = tuple(element.key for element in elements)
-        if kinds not in entry.programs:
-            entry.programs[kinds] = self._lifted(signature, arrays, Pulls())
-            self._warn_of_retracing("the elements of an iterator changed their shapes")
+        found = entry.way(leaves)
+        if found is None:
+            entry = self._trace(signature, arrays, entry)
+            found = entry.way(leaves) if isinstance(entry, Pulling) else None
+        if found is None:
+            return entry if isinstance(entry, _AsPython) else _AsPython.UNEVEN, arrays
+        program, iterators, elements = found
+        if isinstance(program, _AsPython):
+            return program, arrays
         if take:
             for iterator in iterators:
                 next(iterator)
-        return entry.programs[kinds], [*arrays, *(a for e in elements for a in e.arrays)]
+        return program, [*arrays, *(array for e in elements for array in e.arrays or ())]
 
-    def _trace(self, signature: Signature, arrays: list[Any]) -> Lifted | Pulling | _AsPython:
-        """What to do with calls of this signature."""
+    def _trace(
+        self, signature: Signature, arrays: list[Any], pulling: _Pulling | None = None
+    ) -> Lifted | _Pulling | _AsPython:
+        """What to do with calls of this signature: it is noted, but for what ends with this call.
+
+        `pulling` has the ways for elements of other kinds that were seen.
+        """
         pulls = Pulls()
+        leaves = signature.leaves
         try:
-            entry = program = self._lifted(signature, arrays, pulls)
-            if pulls.iterators:
-                entry = Pulling(pulls.iterators, signature.leaves)
-                entry.programs[tuple(element.key for element in pulls.elements)] = program
-        except NotThisTime:
+            way = self._lifted(signature, arrays, pulls)
+        except AtItsEnd:
             return _AsPython.UNEVEN
         except GoesThroughDataset:
-            entry = _AsPython.LOOP
+            way = _AsPython.LOOP
         except NotOneProgram:
-            entry = _AsPython.UNEVEN
-        signature.forget_values()
-        self._programs[signature] = entry
-        if self._last_signature is not None:
-            self._warn_of_retracing(self._last_signature.difference(signature))
-        self._last_signature = signature
+            way = _AsPython.UNEVEN
+        entry: Lifted | _Pulling | _AsPython = way
+        if pulls.iterators or pulling is not None:
+            entry = pulling or Pulling()
+            entry.add(pulls, self.python_function, leaves, way)
+        if pulling is None:
+            signature.forget_values()
+            self._programs[signature] = entry
+            last, self._last_signature = self._last_signature, signature
+            if last is not None:
+                self._warn_of_retracing(last.difference(signature))
+        else:
+            self._warn_of_retracing("the elements of an iterator changed their shapes")
         return entry
 
     def _lifted(self, signature: Signature, arrays: list[Any], pulls: Pulls) -> Lifted:
@@ -214,6 +230,11 @@ class Function:
         )
 
     def _conform_leaf(self, spec: jax.ShapeDtypeStruct, leaf: Any) -> Any:
+        if isinstance(leaf, DistributedIterator):
+            raise InvalidType(
+                f"`{self.__name__}` has the input signature {spec}, and was called with an "
+                "iterator. Give it an element, `next(iterator)`, or leave the signature out."
+            )
         if isinstance(leaf, (bool, int, float, complex)):
             leaf = jnp.asarray(leaf, spec.dtype)
         samples = leaf.samples() if isinstance(leaf, PerReplica) else (leaf,)
@@ -235,8 +256,8 @@ class Function:
         if self._uneven_calls == _MANY_UNEVEN_CALLS:
             warnings.warn(
                 f"`{self.__name__}` has run eagerly {_MANY_UNEVEN_CALLS} times, because the "
-                "replicas' shares had different shapes. Compiled it is faster: use a global batch "
-                "that divides by the number of replicas.",
+                "replicas' shares had different shapes, or held strings. Compiled it is faster: "
+                "use a global batch that divides by the number of replicas, and arrays of numbers.",
                 PerformanceHint,
                 stacklevel=4,
             )
@@ -260,22 +281,22 @@ class Function:
 
 
 @final
-class _Method:
+class FunctionOfInstance:
     """A compiled function that was found as an attribute of an object."""
 
     def __init__(self, function: Function, instance: Any) -> None:
-        self._function = function
-        self._instance = instance
+        self.function = function
+        self.instance = instance
 
     @property
     def tracing_count(self) -> int:
-        return self._function.tracing_count
+        return self.function.tracing_count
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(self._instance, *args, **kwargs)
+        return self.function(self.instance, *args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        return self._function.lower(self._instance, *args, **kwargs)
+        return self.function.lower(self.instance, *args, **kwargs)
 
 
 @overload

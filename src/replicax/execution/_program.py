@@ -147,8 +147,8 @@ class OuterLevel(_Level):
         self._pulls_so_far += 1
         if not self.finding:
             return pulls.again(iterator, number).rebuild(self._elements[number])
-        element = pulls.find(iterator)
-        return element.rebuild([jnp.zeros(a.shape, a.dtype) for a in element.arrays])
+        element, arrays = pulls.find(iterator)
+        return element.rebuild([jnp.zeros(array.shape, array.dtype) for array in arrays])
 
     def loop(self) -> NoReturn:
         raise GoesThroughDataset

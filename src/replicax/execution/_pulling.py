@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import jax
+import numpy as np
 
 from replicax import _nest
 from replicax._typing import Nest
 from replicax.errors import InconsistentTracing
 from replicax.execution._signature import describe
 from replicax.input import DistributedIterator
+from replicax.values import PerReplica
+
+Program = TypeVar("Program")
 
 
 class NotOneProgram(BaseException):
@@ -23,8 +28,8 @@ class NotOneProgram(BaseException):
     """
 
 
-class NotThisTime(NotOneProgram):
-    """The iterator is at its end, or has a partial batch; another call may be one program."""
+class AtItsEnd(NotOneProgram):
+    """An iterator has no more elements, or an error; other calls may be one program."""
 
 
 class GoesThroughDataset(NotOneProgram):
@@ -33,17 +38,25 @@ class GoesThroughDataset(NotOneProgram):
 
 @final
 class Element:
-    """An element of an iterator: its arrays, and how to put it together of them again."""
+    """An element of an iterator: its arrays, and how to put it together of them again.
+
+    A program cannot take one whose replicas differ in shape, or that has strings. Such an element
+    has no `arrays`, but a key all the same.
+    """
 
     __slots__ = ("arrays", "key", "rebuild")
 
     def __init__(self, element: Nest) -> None:
         leaves, structure = _nest.flatten(element)
         described = describe(leaves, None)
+        self.arrays: list[Any] | None = None
         if described is None:
-            raise NotThisTime
+            self.key: Any = (structure, tuple(_shapes(leaf) for leaf in leaves))
+            return
         keys, self.arrays, fills = described
         self.key = (structure, tuple(keys))
+        # Without the arrays: a program is kept for long, and must not keep a batch alive.
+        static = [leaf if fill is None else None for leaf, fill in zip(leaves, fills, strict=True)]
 
         def rebuild(arrays: Sequence[Any]) -> Nest:
             remaining = iter(arrays)
@@ -55,9 +68,12 @@ class Element:
                 ],
             )
 
-        # Without the arrays: a program is kept for long, and must not keep a batch alive.
-        static = [leaf if fill is None else None for leaf, fill in zip(leaves, fills, strict=True)]
         self.rebuild: Callable[[Sequence[Any]], Nest] = rebuild
+
+
+def _shapes(leaf: Any) -> Any:
+    parts = leaf.samples() if isinstance(leaf, PerReplica) else (leaf,)
+    return tuple((np.shape(part), str(getattr(part, "dtype", type(part)))) for part in parts)
 
 
 @final
@@ -71,17 +87,21 @@ class Pulls:
         self.iterators: list[DistributedIterator] = []
         self.elements: list[Element] = []
 
-    def find(self, iterator: DistributedIterator) -> Element:
+    def find(self, iterator: DistributedIterator) -> tuple[Element, list[Any]]:
+        """The next element, and its arrays."""
         position = self.iterators.count(iterator)
         ahead = iterator.peek(position + 1)
         if len(ahead) <= position:
-            raise NotThisTime
+            raise AtItsEnd
         element = Element(ahead[position])
         self.iterators.append(iterator)
         self.elements.append(element)
-        return element
+        if element.arrays is None:
+            raise NotOneProgram
+        return element, element.arrays
 
     def again(self, iterator: DistributedIterator, number: int) -> Element:
+        """The element that was found as that number."""
         if number >= len(self.iterators) or self.iterators[number] is not iterator:
             raise InconsistentTracing(
                 "The function did not take the same elements of its iterators when it was traced "
@@ -90,38 +110,78 @@ class Pulls:
             )
         return self.elements[number]
 
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        return tuple(element.key for element in self.elements)
+
+
+Place = Callable[[Sequence[Any]], Any]  # finds an iterator in the leaves of the arguments, or else
+
 
 @final
-class Pulling:
-    """Programs of a function that takes elements: one for each kind of them.
+class Pulling(Generic[Program]):
+    """What to do with calls of a function that takes elements.
 
-    Args:
-      iterators: Where the elements come from, in order.
-      leaves: The leaves of the arguments; iterators among these are others in each call.
+    That depends on their shapes, and so may which are taken: there is a way for each kind of those
+    that were seen.
     """
 
-    def __init__(self, iterators: Sequence[DistributedIterator], leaves: Sequence[Any]) -> None:
-        self.programs: dict[Any, Any] = {}
-        places = {id(leaf): index for index, leaf in enumerate(leaves)}
-        self._sources: list[int | weakref.ref[DistributedIterator]] = [
-            places[id(iterator)] if id(iterator) in places else weakref.ref(iterator)
-            for iterator in iterators
-        ]
+    def __init__(self) -> None:
+        self._ways: list[tuple[list[Place], tuple[Any, ...], Program]] = []
 
     @property
-    def usable(self) -> bool:
-        """Whether the iterators that the function had closed over are still there."""
-        return all(isinstance(source, int) or source() is not None for source in self._sources)
+    def ways(self) -> list[Program]:
+        return [way for _, _, way in self._ways]
 
-    def iterators(self, leaves: Sequence[Any]) -> list[Any]:
-        """Those of a call."""
-        return [leaves[source] if isinstance(source, int) else source() for source in self._sources]
+    def add(
+        self, pulls: Pulls, python_function: Callable[..., Any], leaves: Sequence[Any], way: Program
+    ) -> None:
+        """A `way` for calls with elements such as those of `pulls`."""
+        places = [_place_of(iterator, python_function, leaves) for iterator in pulls.iterators]
+        self._ways.append((places, pulls.kinds, way))
+
+    def way(self, leaves: Sequence[Any]) -> tuple[Program, list[Any], list[Element]] | None:
+        """That of a call, the iterators, and their next elements; None if there is none yet."""
+        for places, kinds, way in self._ways:
+            iterators = [place(leaves) for place in places]
+            if not all(isinstance(iterator, DistributedIterator) for iterator in iterators):
+                continue
+            elements = _next_of_each(iterators)
+            if elements is not None and tuple(element.key for element in elements) == kinds:
+                return way, iterators, elements
+        return None
 
 
-def look_ahead(iterators: Sequence[DistributedIterator]) -> list[Element] | None:
-    """The next element of each, in order; None if they cannot be taken by a program."""
+def _next_of_each(iterators: Sequence[DistributedIterator]) -> list[Element] | None:
+    """The next element of each, in order; None if there are not so many."""
     ahead = {iterator: iter(iterator.peek(count)) for iterator, count in Counter(iterators).items()}
     try:
         return [Element(next(ahead[iterator])) for iterator in iterators]
-    except (StopIteration, NotThisTime):
+    except StopIteration:
+        return None
+
+
+def _place_of(
+    iterator: DistributedIterator, python_function: Callable[..., Any], leaves: Sequence[Any]
+) -> Place:
+    """Where later calls find the iterator, which may be another one by then."""
+    for index, leaf in enumerate(leaves):
+        if leaf is iterator:
+            return lambda leaves: leaves[index]
+    if isinstance(python_function, types.FunctionType):
+        names = python_function.__globals__
+        for cell in python_function.__closure__ or ():
+            if _contents_of(cell) is iterator:
+                return lambda _: _contents_of(cell)
+        for name in python_function.__code__.co_names:
+            if names.get(name) is iterator:
+                return lambda _: names.get(name)
+    reference = weakref.ref(iterator)  # programs keep no iterator alive
+    return lambda _: reference()
+
+
+def _contents_of(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # deleted in the meantime
         return None

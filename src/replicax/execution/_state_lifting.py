@@ -17,8 +17,10 @@ from replicax import _context, _nest
 from replicax._context import Frame
 from replicax._typing import Nest
 from replicax.collectives import launch
+from replicax.errors import InvalidType
 from replicax.execution._program import OuterLevel, Plan
 from replicax.execution._pulling import NotOneProgram, Pulls
+from replicax.input import DistributedIterator
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica
 from replicax.variables import Variable
@@ -62,7 +64,7 @@ class Lifted:
             return result
 
         jax.eval_shape(find, arrays)
-        elements = [element.arrays for element in pulls.elements]
+        elements = [element.arrays or [] for element in pulls.elements]
         count = len(arrays)
         self._plain = [*plain, *range(count, count + sum(len(arrays) for arrays in elements))]
         self.written = list(plan.outer.written)
@@ -203,6 +205,11 @@ class _Outputs:
             return lambda a, _: Mirrored.from_array(a, topology), leaf.array(topology)
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
             return _first_copy, jnp.asarray(leaf)
+        if isinstance(leaf, DistributedIterator):
+            raise InvalidType(
+                "A compiled function returned a distributed iterator, which another call would get "
+                "as well. Return its elements, or nothing: the caller has the iterator."
+            )
         return None, None
 
     def rebuild(self, arrays: Sequence[jax.Array], topology: Topology | None) -> Nest:

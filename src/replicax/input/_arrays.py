@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -30,6 +29,7 @@ class ArrayDataset(grain.MapDataset):
         self._arrays = jax.tree.unflatten(structure, leaves)
         self._length = count_rows(leaves, structure)
         self._seed = seed
+        self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         return self._length
@@ -40,7 +40,7 @@ class ArrayDataset(grain.MapDataset):
         epoch, row = divmod(index, self._length)
         if self._seed is not None:
             row = self._order(epoch)[row]
-        return jax.tree.map(lambda array: array[row], self._arrays)
+        return jax.tree.map(lambda array: _read_only(array[row]), self._arrays)
 
     def slice(self, sl: slice) -> grain.MapDataset:
         if self._seed is not None:
@@ -62,7 +62,7 @@ class ArrayDataset(grain.MapDataset):
     ) -> grain.MapDataset:
         if batch_fn is not None or batch_size < 1:
             return super().batch(batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
-        return _Batches(self, batch_size, drop_remainder)
+        return Batches(self, batch_size, drop_remainder)
 
     def rows(self, epoch: int, start: int, stop: int) -> Nest:
         """Rows of an epoch, one after the other."""
@@ -71,17 +71,24 @@ class ArrayDataset(grain.MapDataset):
             part = self._order(epoch)[part]
         return jax.tree.map(lambda array: _read_only(array[part]), self._arrays)
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019  two epochs of one dataset; it goes with it
     def _order(self, epoch: int) -> np.ndarray:
-        assert self._seed is not None
-        return np.random.default_rng([self._seed, epoch]).permutation(self._length)
+        """The rows of an epoch; two epochs are kept, for readers that are at the end of one."""
+        order = self._orders.get(epoch)
+        if order is None:
+            assert self._seed is not None
+            seed = [self._seed, epoch % 2**32]
+            order = np.random.default_rng(seed).permutation(self._length)
+            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
+        return order
 
     def __str__(self) -> str:
         return f"ArrayDataset({self._length} rows)"
 
 
 @final
-class _Batches(grain.MapDataset):
+class Batches(grain.MapDataset):
+    """Slices of arrays."""
+
     def __init__(self, parent: ArrayDataset, size: int, drop_remainder: bool) -> None:
         super().__init__(parent)
         self._rows = parent
@@ -110,6 +117,7 @@ def _is_row_of_numbers(node: Any) -> bool:
     )
 
 
-def _read_only(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False  # it may be a view of the user's array
+def _read_only(array: Any) -> Any:
+    if isinstance(array, np.ndarray):  # and not a number
+        array.flags.writeable = False  # it may be a view of the user's array
     return array

@@ -78,6 +78,13 @@ def distribute_from_function(
     for dataset in datasets:
         _refuse_distributed(dataset)
     sources = [source_of(dataset) for dataset in datasets]
+    endless = any(source.infinite for source in sources)
+    if options.experimental_place_dataset_on_device and endless:
+        raise InvalidArgument(
+            "A dataset that never ends cannot be kept on the devices "
+            "(`experimental_place_dataset_on_device`). Leave `repeat()` out: a dataset on the "
+            "device is read once, however often you iterate over it."
+        )
     return DistributedDataset(
         topology,
         options,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, final
 
+import jax
+
 from replicax._typing import Nest
 
 Prepared = tuple[Nest, dict[str, Any]]  # an element, and where the pass stands after it
@@ -38,7 +40,7 @@ class Keeping:
         except StopIteration:
             self._keep(self._seen)
             raise
-        self._seen.append(prepared)
+        self._seen.append(_apart(prepared))
         return prepared
 
     def close(self) -> None:
@@ -60,7 +62,13 @@ class FromMemory:
     def take(self) -> Prepared:
         prepared = next(self._rest)
         self._position += 1
-        return prepared
+        return _apart(prepared)
 
     def close(self) -> None:
         return
+
+
+def _apart(prepared: Prepared) -> Prepared:
+    """The same arrays in containers of their own, which the user may change."""
+    element, state = prepared
+    return jax.tree.map(lambda leaf: leaf, element), state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 
 from replicax.errors import InvalidArgument, StructureMismatch
-from replicax.input._source import Reader, Source
+from replicax.input._source import Reader, Source, fields_of
 from replicax.input._splitting import Bounds, Workers, count_rows
 
 
@@ -55,24 +56,27 @@ class SplittingFeed(Feed):
     """
 
     def __init__(self, source: Source, workers: Workers, own: bool, state: Any = None) -> None:
-        state = state or {"source": None, "full_rows": 0, "steps_of_batch": 0}
+        reader_state, self._full, rows_done, steps_done = (
+            (None, 0, 0, 0)
+            if state is None
+            else fields_of(state, "source", "full_rows", "rows_of_batch", "steps_of_batch")
+        )
         self._cut = workers.cut_own if own else workers.cut_shared
-        self._full: int = state["full_rows"]
-        self._reader = source.start(state["source"])
+        self._reader = source.start(reader_state)
         self._before_batch = self._after_batch = self._reader.get_state()
         self._leaves: list[np.ndarray] = []
-        self._cuts: list[list[Bounds]] = []
-        self._steps_of_batch = 0
+        self._cuts: deque[list[Bounds]] = deque()
+        self._rows_of_batch = self._steps_of_batch = 0
         self._check = _SameKind()
-        if state["steps_of_batch"]:
-            self._begin_batch()
-            self._steps_of_batch = state["steps_of_batch"]
+        if rows_done:
+            self._begin_batch(rows_done, steps_done)
 
     def step(self) -> Step:
-        if self._steps_of_batch == len(self._cuts):
+        if not self._cuts:
             self._before_batch = self._after_batch
             self._begin_batch()
-        bounds = self._cuts[self._steps_of_batch]
+        bounds = self._cuts.popleft()
+        self._rows_of_batch = bounds[-1][1]
         self._steps_of_batch += 1
         columns = [[leaf[start:stop] for start, stop in bounds] for leaf in self._leaves]
         wholes = None
@@ -81,22 +85,24 @@ class SplittingFeed(Feed):
             wholes = [leaf[first:last] for leaf in self._leaves]
         return Step(self._check.structure, columns, wholes, self._state())
 
-    def _begin_batch(self) -> None:
+    def _begin_batch(self, rows_done: int = 0, steps_done: int = 0) -> None:
         leaves, structure = jax.tree.flatten(self._reader.read())
         leaves = [np.asarray(leaf) for leaf in leaves]
         rows = count_rows(leaves, structure)
         self._check(structure, leaves)
         self._after_batch = self._reader.get_state()
         self._full = max(self._full, rows)
-        self._leaves, self._cuts = leaves, self._cut(rows, self._full)
-        self._steps_of_batch = 0
+        self._leaves = leaves
+        self._cuts.extend(self._cut(rows, self._full, rows_done, steps_done))
+        self._steps_of_batch = steps_done
 
     def _state(self) -> dict[str, Any]:
-        """A position inside of a batch is so many steps after its beginning."""
-        inside = self._steps_of_batch < len(self._cuts)
+        """Inside of a batch it is that before the batch, and how much of the batch is done."""
+        inside = bool(self._cuts)
         return {
             "source": self._before_batch if inside else self._after_batch,
             "full_rows": self._full,
+            "rows_of_batch": self._rows_of_batch if inside else 0,
             "steps_of_batch": self._steps_of_batch if inside else 0,
         }
 
@@ -109,10 +115,13 @@ class TakingFeed(Feed):
     """Gives each replica an element: of one source for all of them, or each of its own."""
 
     def __init__(self, sources: Sequence[Source], replicas: int, state: Any = None) -> None:
-        states = [None] * len(sources) if state is None else list(state["sources"])
+        states = [None] * len(sources)
+        if state is not None:
+            states = list(fields_of(state, "sources")[0])
         if len(states) != len(sources):
             raise InvalidArgument(
-                f"The state is one of {len(states)} pipeline(s); this dataset has {len(sources)}."
+                f"The state is one of {len(states)} pipeline(s); this dataset has {len(sources)}. "
+                "Go on with as many workers or, with PER_REPLICA, replicas as there were."
             )
         self._readers: list[Reader | None] = [
             source.start(state) for source, state in zip(sources, states, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol, final
 
@@ -12,6 +13,7 @@ from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.errors import ContextError, InvalidArgument, NotPicklable
 from replicax.input._elements import Elements
+from replicax.input._source import fields_of
 
 _untraced = get_opaque_trace_state()
 
@@ -50,6 +52,7 @@ class DistributedIterator:
         self._feed_state: Any = None
         self._elements: Elements | None = None
         self._closed = False
+        self._taking = threading.Lock()  # each element goes to one of several threads
 
     def __iter__(self) -> DistributedIterator:
         program = _context.current().program
@@ -62,9 +65,9 @@ class DistributedIterator:
         if frame.program is not None:
             return frame.program.pull(self)
         _require_untraced("next")
-        element, state = self._started().take()
-        self._steps += 1
-        self._feed_state = state
+        with self._taking:
+            element, state = self._started().take()
+            self._steps, self._feed_state = self._steps + 1, state
         return element
 
     def get_next(self) -> Nest:
@@ -83,7 +86,8 @@ class DistributedIterator:
 
     def peek(self, count: int) -> list[Nest]:
         """The next `count` elements, which stay the next; fewer, where no more can be had."""
-        return [element for element, _ in self._started().peek(count)]
+        with self._taking:
+            return [element for element, _ in self._started().peek(count)]
 
     @property
     def element_spec(self) -> Nest:
@@ -102,29 +106,23 @@ class DistributedIterator:
 
         Prefetch depth, strategy and number of replicas may be others than there.
         """
-        if not isinstance(state, Mapping) or set(state) != {"steps", "feed"}:
+        steps, feed = fields_of(state, "steps", "feed")
+        if not isinstance(steps, int) or steps < 0:
             raise InvalidArgument(
-                f"This is not what `get_state` of a DistributedIterator returned: {state!r}."
+                f"The number of steps in a state has to be a whole number; got {steps!r}. Give "
+                "what `get_state` returned."
             )
-        try:
-            elements = self._dataset.start(state["steps"], state["feed"])
-        except (KeyError, TypeError) as error:
-            raise InvalidArgument(
-                f"The state is one of another kind of dataset: {state!r} ({error!r})."
-            ) from error
-        self._end_pass()
+        elements = self._dataset.start(steps, feed)
+        self.close()
         self._elements = elements
-        self._steps, self._feed_state, self._closed = state["steps"], state["feed"], False
+        self._steps, self._feed_state, self._closed = steps, feed, False
 
     def close(self) -> None:
         """Ends the thread that works ahead. It also ends with the pass, or when unreferenced."""
         self._closed = True
-        self._end_pass()
-
-    def _end_pass(self) -> None:
-        if self._elements is not None:
-            self._elements.close()
-            self._elements = None
+        elements, self._elements = self._elements, None
+        if elements is not None:
+            elements.close()
 
     def _started(self) -> Elements:
         """Begun when it is first needed, so that `set_state` right after `iter` reads nothing."""

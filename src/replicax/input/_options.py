@@ -43,6 +43,9 @@ class InputOptions:
         object.__setattr__(self, "experimental_replication_mode", mode)
         policy = AutoShardPolicy.parse(self.auto_shard_policy)
         object.__setattr__(self, "auto_shard_policy", policy)
+        for flag in ("experimental_fetch_to_device", "experimental_place_dataset_on_device"):
+            if not isinstance(getattr(self, flag), bool):
+                raise InvalidType(f"`{flag}` is True or False; got {getattr(self, flag)!r}.")
         _require_count(
             "experimental_per_replica_buffer_size", self.experimental_per_replica_buffer_size
         )
@@ -81,6 +84,7 @@ class InputContext:
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """How many rows of a global batch each replica gets; they have to be the same for all."""
+        _require_count("global_batch_size", global_batch_size)
         if global_batch_size % self.num_replicas_in_sync:
             raise InvalidArgument(
                 f"A global batch of {global_batch_size} does not divide over "

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import sys
 import threading
+import time
 import traceback
 import warnings
 import weakref
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, final
 
 from replicax._jax_compat import thread_configuration
-from replicax.errors import PerformanceHint, ReplicaxError
+from replicax.errors import InvalidArgument, PerformanceHint, ReplicaxError
 
 Item = TypeVar("Item")
 
@@ -22,6 +23,9 @@ Item = TypeVar("Item")
 _LONG = 60.0
 # How long to wait for a thread that has been told to end and is not in the user's code, in seconds.
 _PATIENCE = 5.0
+# How long the end of the interpreter waits for threads in the user's code, which may block for
+# ever, in seconds.
+_LAST_PATIENCE = 2.0
 
 
 class Producer(Protocol):
@@ -68,16 +72,13 @@ class Ahead(Generic[Item]):
 
     def take(self) -> Item:
         """The next item; raises what ended them, if there is none."""
-        queue = self._queue
-        if not queue.wait_for(1):
-            self._thread.join(_PATIENCE)
-            raise queue.ended
-        return queue.pop()
+        return self._queue.take()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; whoever waits for an item is told."""
         self._queue.close()
-        self._queue.join()
+        if not self._queue.busy:  # in the user's code, which may take any time
+            self._queue.join(_PATIENCE)
 
 
 @final
@@ -114,14 +115,19 @@ class _Queue(Generic[Item]):
 
     # The consuming side.
 
-    @property
-    def ended(self) -> BaseException:
-        """Why there are no more items, for every time that somebody asks."""
+    def take(self) -> Item:
+        with self._changed:
+            if self.wait_for(1):
+                self._changed.notify_all()
+                return self._items.popleft()
+            if self._closed:
+                raise InvalidArgument(
+                    "The iterator was closed while somebody waited for its next element."
+                )
+        self.join(_PATIENCE)
         if self._ended is None:
             raise ReplicaxError("The thread that prepares elements is gone without a word.")
-        if isinstance(self._ended, StopIteration):
-            return StopIteration()
-        return self._ended
+        raise self._ended
 
     def wait_for(self, count: int) -> list[Item]:
         with self._changed:
@@ -135,23 +141,16 @@ class _Queue(Generic[Item]):
                     self._say_what_it_waits_for()
             return [self._items[index] for index in range(min(count, len(self._items)))]
 
-    def pop(self) -> Item:
-        with self._changed:
-            item = self._items.popleft()
-            self._changed.notify_all()
-            return item
-
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._items.clear()
             self._changed.notify_all()
 
-    def join(self) -> None:
-        """Waits for the thread, unless it is in the user's code, which may take any time."""
-        thread = self.thread
-        if thread is not None and thread is not threading.current_thread() and not self.busy:
-            thread.join(_PATIENCE)
+    def join(self, seconds: float) -> None:
+        """Waits for the thread to end, so long at most."""
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(seconds)
 
     def _say_what_it_waits_for(self) -> None:
         assert self.thread is not None
@@ -188,6 +187,8 @@ def _work(
                     del raw
             finally:
                 producer.close()
+    except StopIteration:
+        queue.end(StopIteration())  # a new one, whose traceback holds nothing
     except BaseException as reason:  # whatever it is, the one who asks for the element gets it
         queue.end(reason)
     finally:
@@ -199,9 +200,10 @@ _open: weakref.WeakSet[_Queue[Any]] = weakref.WeakSet()
 
 @atexit.register  # after JAX has registered its own end, so before that comes
 def _end_all() -> None:
-    """A thread that uses JAX while the interpreter takes it down could crash the process."""
+    """A thread that uses JAX while the interpreter takes it down aborts the process."""
     queues = list(_open)
     for queue in queues:
         queue.close()
+    deadline = time.monotonic() + _LAST_PATIENCE
     for queue in queues:
-        queue.join()
+        queue.join(max(0.0, deadline - time.monotonic()))

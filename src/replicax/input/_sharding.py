@@ -16,9 +16,11 @@ def shard(source: Source, workers: Workers, policy: AutoShardPolicy) -> tuple[So
     If so all of it is for its own replicas; otherwise every worker reads the same, and takes its
     replicas' rows of each batch.
     """
+    if workers.count == 1:
+        return source, False
     if policy is AutoShardPolicy.AUTO:
         policy = source.own_policy
-    if workers.count == 1 or policy is AutoShardPolicy.DATA:
+    if policy is AutoShardPolicy.DATA:
         return source, False
     if policy is AutoShardPolicy.OFF:
         return source, True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import islice
 from typing import Any, final
 
@@ -12,10 +12,22 @@ import numpy as np
 
 from replicax._enums import AutoShardPolicy
 from replicax._typing import Nest
+from replicax.errors import InvalidArgument, StructureMismatch
 
 
 class CannotShardByFile(Exception):
     """Why a source cannot be shared by files, as the end of a sentence."""
+
+
+def fields_of(state: Any, *names: str) -> tuple[Any, ...]:
+    """What a state says under these names, if it is such a state."""
+    if isinstance(state, Mapping) and set(state) == set(names):
+        return tuple(state[name] for name in names)
+    raise InvalidArgument(
+        f"This is not a state of this kind of iterator: {state!r}. A part of it should have had "
+        f"{' and '.join(names)}. Give what `get_state` of an iterator over the same kind of "
+        "dataset returned."
+    )
 
 
 class Reader(ABC):
@@ -27,7 +39,7 @@ class Reader(ABC):
 
     @abstractmethod
     def get_state(self) -> Any:
-        """Where it stands, in what JSON can express; `Source.read(state)` goes on from there."""
+        """Where it stands, in what JSON can express; `Source.start(state)` goes on from there."""
 
     def close(self) -> None:
         """Gives up what the pass holds."""
@@ -147,10 +159,21 @@ class _BatchingReader(Reader):
                 rows.append(self._examples.read())
             except StopIteration:
                 break
-        return jax.tree.map(lambda *columns: np.stack(columns), *rows)
+        try:
+            return jax.tree.map(lambda *columns: np.stack(columns), *rows)
+        except ValueError as error:
+            raise StructureMismatch(
+                "The examples of a batch have to be of one kind and shape; got "
+                f"{', '.join(sorted({_kind(row) for row in rows}))}. Make them equal, or batch "
+                "them yourself."
+            ) from error
 
     def get_state(self) -> Any:
         return self._examples.get_state()
 
     def close(self) -> None:
         self._examples.close()
+
+
+def _kind(example: Nest) -> str:
+    return str(jax.tree.map(np.shape, example))

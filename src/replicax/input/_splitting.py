@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, final
 
 import jax
@@ -36,18 +36,21 @@ class Workers:
             processes.index(jax.process_index()),
         )
 
-    def cut_shared(self, rows: int, full: int) -> list[list[Bounds]]:
+    def cut_shared(self, rows: int, full: int, done: int = 0, _: int = 0) -> list[list[Bounds]]:
         """Of a batch that every worker reads: the rows of this one's replicas, in one step.
 
         Args:
           rows: How many there are.
           full: How many a full batch has. A partial one fills the replicas' shares in order.
+          done: How many are not wanted any more; what is left is a partial batch.
         """
-        stops = list(accumulate(shares(full, self.replicas)))
-        bounds = list(zip([0, *stops], stops, strict=False))
+        stops = list(accumulate(shares(full, self.replicas), initial=done))
+        bounds = list(pairwise(stops))
         return [[_clip(bounds[replica], rows) for replica in self.local]]
 
-    def cut_own(self, rows: int, full: int) -> list[list[Bounds]]:
+    def cut_own(
+        self, rows: int, full: int, done: int = 0, steps_done: int = 0
+    ) -> list[list[Bounds]]:
         """Of a batch that only this worker reads: all rows, in as many steps as it takes.
 
         In each step its replicas take as much as they would of a shared batch. Where that does not
@@ -56,15 +59,18 @@ class Workers:
         """
         sizes = shares(full, self.replicas)
         steps: list[list[Bounds]] = []
-        position = turn = 0
+        position = done
         while position < rows or not steps:
+            number = steps_done + len(steps)
+            # After a round of all workers the turns shift, or a replica could stay without a row
+            # for ever.
+            turn = number * len(self.local) + number // self.count
             step = []
             for replica in self.local:
                 stop = position + sizes[(replica + turn) % self.replicas]
                 step.append(_clip((position, stop), rows))
                 position = stop
             steps.append(step)
-            turn += len(self.local)
         return steps
 
 

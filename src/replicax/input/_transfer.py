@@ -57,7 +57,11 @@ def to_host(step: Step, topology: Topology) -> Nest:
 
 
 def _on_host(column: list[np.ndarray], topology: Topology) -> Any:
-    return _value([array.copy() for array in column], topology)
+    if is_numeric(column[0].dtype):
+        column = [np.array(array, canonicalize_dtype(array.dtype)) for array in column]
+    else:
+        column = [array.copy() for array in column]
+    return _value(column, topology)
 
 
 def _value(components: list[Any], topology: Topology) -> Any:

@@ -22,7 +22,13 @@ from replicax.collectives import (
     merge_options,
 )
 from replicax.errors import ContextError, ForeignValue, InvalidArgument, InvalidType
-from replicax.execution import EagerExecutor, Executor, Function, require_call
+from replicax.execution import (
+    EagerExecutor,
+    Executor,
+    Function,
+    FunctionOfInstance,
+    require_call,
+)
 from replicax.strategies._combining import leaf_array, reducible
 from replicax.topology import Topology, resolve_devices
 from replicax.values import (
@@ -159,6 +165,8 @@ class StrategyExtended:
         require_call(method, fn, args)
         frame = _context.cross_replica(self._strategy, method)
         require_home((args, kwargs), self._topology, method)
+        if isinstance(fn, FunctionOfInstance):
+            fn, args = fn.function, (fn.instance, *args)
         if frame.runs is not None and frame.program is None and not isinstance(fn, Function):
             fn = frame.runs.compiled(fn)
         if isinstance(fn, Function):

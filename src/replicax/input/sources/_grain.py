@@ -9,7 +9,7 @@ from typing import Any, final
 
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument
-from replicax.input._source import CannotShardByFile, Reader, Source
+from replicax.input._source import CannotShardByFile, Reader, Source, fields_of
 
 # As many as Grain takes by itself. It reads 500 elements ahead with them, meant for examples; ours
 # are whole batches, and there is another buffer behind: one element a thread is enough.
@@ -38,14 +38,14 @@ class _MapSource(Source):
     def start(self, state: Any = None) -> Reader:
         import grain
 
-        if len(self._dataset) == 0 or _reads_memory(self._dataset):
+        if len(self._dataset) == 0 or _only_moves_memory(self._dataset):
             return _IndexReader(self._dataset, state)
         options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_THREADS)
         return _GrainReader(self._dataset.to_iter_dataset(options), state)
 
     @property
     def length(self) -> int | None:
-        return None if self.infinite else len(self._dataset)
+        return None if self.infinite or _is_sparse(self._dataset) else len(self._dataset)
 
     @property
     def infinite(self) -> bool:
@@ -57,6 +57,8 @@ class _MapSource(Source):
         return _MapSource(self._dataset[index::count])
 
     def batched(self, size: int) -> Source:
+        if _is_sparse(self._dataset):  # which Grain batches in iteration only
+            return _IterSource(self._dataset.to_iter_dataset().batch(size))
         return _MapSource(self._dataset.batch(size))
 
 
@@ -72,7 +74,14 @@ class _IterSource(Source):
 
     def shard_by_file(self, count: int, index: int) -> Source:
         _require_files(self._dataset, count)
-        shard = copy.deepcopy(self._dataset)  # `set_slice` changes it in place
+        if any(len(_parents(node)) > 1 for node in _nodes(self._dataset)):
+            raise CannotShardByFile(
+                "it joins several datasets, whose files need not belong to each other"
+            )
+        try:
+            shard = copy.deepcopy(self._dataset)  # `set_slice` changes it in place
+        except TypeError as error:  # a lock, say, in a function that it maps
+            raise CannotShardByFile(f"it cannot be copied ({error})") from error
         _keep(shard, slice(index, None, count))
         return _IterSource(shard)
 
@@ -85,13 +94,20 @@ class _GrainReader(Reader):
     def __init__(self, dataset: Any, state: Any) -> None:
         self._iterator = iter(dataset)
         if state is not None:
-            self._iterator.set_state(state)
+            try:
+                self._iterator.set_state(copy.deepcopy(state))
+            except Exception as error:
+                self._iterator.close()
+                raise InvalidArgument(
+                    f"Grain does not understand this state of its iterator: {state!r}. Give what "
+                    "`get_state` of an iterator over the same dataset returned."
+                ) from error
 
     def read(self) -> Nest:
         return next(self._iterator)
 
     def get_state(self) -> Any:
-        return self._iterator.get_state()
+        return copy.deepcopy(self._iterator.get_state())  # some give the one that they change
 
     def close(self) -> None:
         self._iterator.close()
@@ -104,7 +120,7 @@ class _IndexReader(Reader):
     def __init__(self, dataset: Any, state: Any) -> None:
         self._dataset = dataset
         self._length = len(dataset)
-        self._next_index: int = 0 if state is None else state["next_index"]
+        self._next_index: int = 0 if state is None else fields_of(state, "next_index")[0]
 
     def read(self) -> Nest:
         while self._next_index < self._length:
@@ -118,11 +134,27 @@ class _IndexReader(Reader):
         return {"next_index": self._next_index}
 
 
-def _reads_memory(dataset: Any) -> bool:
-    """Whether all of it is arrays of ours in memory, so that threads would only be in the way."""
-    from replicax.input._arrays import ArrayDataset
+def _only_moves_memory(dataset: Any) -> bool:
+    """Whether there is nothing but arrays in memory, so that threads would only be in the way."""
+    import grain
 
-    return all(isinstance(n, ArrayDataset) for n in _nodes(dataset) if not _parents(n))
+    from replicax.input._arrays import ArrayDataset, Batches
+
+    # Grain has no public names for these.
+    example = grain.MapDataset.range(2)
+    kinds = (ArrayDataset, Batches, type(example.repeat(2)), type(example[:1]))
+    return all(isinstance(node, kinds) for node in _nodes(dataset))
+
+
+def _is_sparse(dataset: Any) -> bool:
+    """Whether some of its elements are missing, which shows only when they are read."""
+    import grain
+
+    kinds = (
+        type(grain.MapDataset.range(2).filter(bool)),
+        grain.experimental.FlatMapMapDataset,
+    )
+    return any(isinstance(node, kinds) for node in _nodes(dataset))
 
 
 def _require_files(dataset: Any, count: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax._typing import Nest
 from replicax.errors import InvalidType
-from replicax.input._source import CountingReader, Reader, Source
+from replicax.input._source import CountingReader, Reader, Source, fields_of
 
 
 def recognise(dataset: Any) -> Source | None:
@@ -34,8 +34,10 @@ def recognise(dataset: Any) -> Source | None:
 
 def _is_tuple_of_arrays(dataset: Any) -> bool:
     """Features and labels, most likely, and not two batches."""
-    return isinstance(dataset, tuple) and all(
-        isinstance(element, (np.ndarray, jax.Array)) for element in dataset
+    return (
+        isinstance(dataset, tuple)
+        and bool(dataset)
+        and all(isinstance(element, (np.ndarray, jax.Array)) for element in dataset)
     )
 
 
@@ -60,7 +62,7 @@ class _IterableSource(Source):
                 f"A function that stands for a dataset has to return an iterator; {self._dataset!r}"
                 f" returned {elements!r}."
             )
-        done = 0 if state is None else state["read"]
+        done = 0 if state is None else fields_of(state, "read", "origin")[0]
         return CountingReader(iter(elements), _to_numpy, done=done)
 
     @property

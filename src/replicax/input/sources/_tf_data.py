@@ -16,7 +16,7 @@ import numpy as np
 from replicax._enums import AutoShardPolicy
 from replicax._typing import Nest
 from replicax.errors import InexactResumption, InvalidArgument, InvalidType
-from replicax.input._source import CannotShardByFile, CountingReader, Reader, Source
+from replicax.input._source import CannotShardByFile, CountingReader, Reader, Source, fields_of
 
 
 def recognise(dataset: Any) -> Source | None:
@@ -38,18 +38,44 @@ class _DatasetSource(Source):
         elements: Iterator[Any] = iter(self._dataset)
         if state is None:
             return CountingReader(elements, _to_numpy, origin=_written(elements))
-        if state["origin"] is not None:
-            _restore(elements, state["origin"])
-        else:
+        done, origin = fields_of(state, "read", "origin")
+        if origin is not None:
+            _restore(elements, origin)
+        reason = self._why_inexact(origin)
+        if reason is not None:
             warnings.warn(
-                "This `tf.data` pipeline runs Python or draws random numbers, so TensorFlow could "
-                "not write its state. It is read again from the beginning, up to where it stood, "
-                "which is exact only if it has the same order in every pass and process: give "
-                "`shuffle` a seed and `reshuffle_each_iteration=False`, or use Grain.",
+                f"This `tf.data` pipeline {reason}. It is read again from the beginning, up to "
+                "where it stood, which is exact only if it has the same order in every pass and "
+                "process: give `shuffle` a seed (and, with Python or random numbers in the "
+                "pipeline, `reshuffle_each_iteration=False`), or use Grain.",
                 InexactResumption,
                 stacklevel=2,
             )
-        return CountingReader(elements, _to_numpy, origin=state["origin"], done=state["read"])
+        return CountingReader(elements, _to_numpy, origin=origin, done=done)
+
+    def _why_inexact(self, origin: Any) -> str | None:
+        if origin is None:
+            return "runs Python or draws random numbers, so TensorFlow could not write its state"
+        nodes = self._nodes()
+        repeats = any("Repeat" in node.op for node in nodes.values())
+        if repeats and any(_is_unseeded(node, nodes) for node in nodes.values()):
+            return (
+                "shuffles without a seed and repeats, and TensorFlow writes the order of the first "
+                "repetition only"
+            )
+        return None
+
+    def _nodes(self) -> dict[str, Any]:
+        """The steps of the pipeline, by name."""
+        import tensorflow
+
+        variant = tensorflow.data.experimental.to_variant(self._dataset)
+        serialized = tensorflow.raw_ops.DatasetToGraphV2(
+            input_dataset=variant,
+            external_state_policy=1,  # not to refuse pipelines with state
+        )
+        graph = tensorflow.compat.v1.GraphDef.FromString(serialized.numpy())
+        return {node.name: node for node in graph.node}
 
     @property
     def length(self) -> int | None:
@@ -109,6 +135,23 @@ class _DatasetSource(Source):
             output_shapes=[leaf.shape for leaf in leaves],
         )
         return tensorflow.data.experimental.from_variant(variant, spec)
+
+
+def _is_unseeded(node: Any, nodes: dict[str, Any]) -> bool:
+    """Whether a step of a pipeline shuffles, and both of its seeds are 0: drawn when it runs."""
+    import tensorflow
+
+    if not node.op.startswith("Shuffle"):
+        return False
+    inputs = [nodes.get(name.partition(":")[0].lstrip("^")) for name in node.input]
+    numbers = [
+        int(tensorflow.make_ndarray(source.attr["value"].tensor))
+        for source in inputs
+        if source is not None
+        and source.op == "Const"
+        and source.attr["dtype"].type == tensorflow.int64.as_datatype_enum
+    ]
+    return numbers[-2:] == [0, 0]  # they come after the size of the buffer
 
 
 def _to_numpy(element: Any) -> Nest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any, final
 
@@ -13,7 +14,8 @@ import ml_dtypes
 import numpy as np
 
 from replicax._typing import Nest
-from replicax.input._source import CountingReader, Reader, Source
+from replicax.errors import InexactResumption
+from replicax.input._source import CountingReader, Reader, Source, fields_of
 
 
 def recognise(dataset: Any) -> Source | None:
@@ -31,19 +33,42 @@ class _LoaderSource(Source):
     def start(self, state: Any = None) -> Reader:
         import torch
 
-        # The order of a pass is drawn when it begins, so that the random state of that moment
-        # brings the order back.
+        # The random state before a pass brings the order of the pass back.
         generator = self._generator()
         if state is None:
             origin = _to_text(generator.get_state())
             return CountingReader(self._begin(), _to_numpy, origin=origin)
-        origin, now = state["origin"], generator.get_state()
+        done, origin = fields_of(state, "read", "origin")
+        self._warn_of_unknown_samplers()
+        now = generator.get_state()
         generator.set_state(torch.from_numpy(_from_text(origin).copy()))
-        try:
-            elements = self._begin()
-        finally:
+        elements = self._begin()
+        if generator is torch.default_generator:
+            # Samplers draw a seed from this one, when they are first asked, and go on by
+            # themselves. Of a generator of their own they may draw later too.
             generator.set_state(now)
-        return CountingReader(elements, _to_numpy, origin=origin, done=state["read"])
+        return CountingReader(elements, _to_numpy, origin=origin, done=done)
+
+    def _warn_of_unknown_samplers(self) -> None:
+        data = sys.modules["torch.utils.data"]
+        known = (
+            data.BatchSampler,
+            data.RandomSampler,
+            data.SequentialSampler,
+            data.SubsetRandomSampler,
+            data.WeightedRandomSampler,
+        )
+        if isinstance(self._loader.dataset, data.IterableDataset):
+            return
+        for sampler in self._samplers():
+            if type(sampler) not in known:
+                warnings.warn(
+                    f"The loader's {type(sampler).__name__} is not one of PyTorch's own, so that "
+                    "replicax cannot know what it draws its order from. The pass goes on exactly "
+                    "only if the sampler has the same order in every pass and process.",
+                    InexactResumption,
+                    stacklevel=2,
+                )
 
     def _begin(self) -> Iterator[Any]:
         """A pass; the first element is drawn now, for samplers draw when they are first asked."""
@@ -58,11 +83,17 @@ class _LoaderSource(Source):
         """What the loader draws its order from."""
         import torch
 
-        for owner in (self._loader.sampler, self._loader.batch_sampler, self._loader):
+        for owner in (*self._samplers(), self._loader):
             generator = getattr(owner, "generator", None)
             if generator is not None:
                 return generator
         return torch.default_generator
+
+    def _samplers(self) -> list[Any]:
+        """Those that make up the order; a batch sampler of the user's has one inside, mostly."""
+        batches = self._loader.batch_sampler
+        samplers = [self._loader.sampler, batches, getattr(batches, "sampler", None)]
+        return [sampler for sampler in samplers if sampler is not None]
 
     @property
     def length(self) -> int | None:

@@ -253,6 +253,7 @@ def test_options_are_checked():
         ({"experimental_per_replica_buffer_size": 0}, ValueError),
         ({"experimental_per_replica_buffer_size": 1.5}, TypeError),
         ({"experimental_per_replica_buffer_size": True}, TypeError),
+        ({"experimental_fetch_to_device": "no"}, TypeError),
         ({"auto_shard_policy": "SOMETIMES"}, ValueError),
         ({"experimental_replication_mode": "PER_PERSON"}, ValueError),
         ({"global_batch_size": 0}, ValueError),
@@ -293,6 +294,8 @@ def test_the_per_replica_batch_size_has_to_divide():
     assert context.get_per_replica_batch_size(12) == 3
     with pytest.raises(ValueError, match="does not divide over 4 replicas"):
         context.get_per_replica_batch_size(10)
+    with pytest.raises(TypeError, match="whole number"):
+        context.get_per_replica_batch_size("4")
 
 
 @pytest.mark.usefixtures("execution")
@@ -316,9 +319,19 @@ def test_replicas_cannot_touch_datasets(two):
         None,
         {},
         {"steps": 1},
+        {"steps": "one", "feed": None},
+        {"steps": -1, "feed": None},
         {"steps": 1, "feed": {}, "more": 2},
         {"steps": 1, "feed": {"wrong": 1}},
-        {"steps": 1, "feed": {"source": {"wrong": 1}, "full_rows": 2, "steps_of_batch": 0}},
+        {
+            "steps": 1,
+            "feed": {
+                "source": {"wrong": 1},
+                "full_rows": 2,
+                "rows_of_batch": 0,
+                "steps_of_batch": 0,
+            },
+        },
         {"steps": 1, "feed": {"sources": [None, None]}},
     ],
 )
@@ -353,3 +366,70 @@ def test_they_cannot_be_pickled_and_show_what_they_are(two):
             pickle.dumps(thing)
         with pytest.raises(TypeError, match="cannot be pickled"):
             copy.deepcopy(thing)
+
+
+def test_containers_of_a_dataset_on_the_device_can_be_changed(two):
+    options = rx.InputOptions(
+        experimental_fetch_to_device=False,
+        experimental_replication_mode="PER_REPLICA",
+        experimental_place_dataset_on_device=True,
+    )
+    dataset = two.distribute_datasets_from_function(
+        lambda context: [{"x": np.zeros(2), "y": np.ones(2)}], options
+    )
+    for _ in range(3):
+        for element in dataset:
+            assert element.pop("y").values[0].tolist() == [1, 1]
+    with pytest.raises(ValueError, match="never ends"):
+        two.distribute_datasets_from_function(
+            lambda context: rx.from_tensor_slices(ROWS).repeat().batch(2), options
+        )
+
+
+def test_the_length_of_a_filtered_dataset_is_not_known(two):
+    dataset = grain.MapDataset.range(10).filter(lambda n: n % 2 == 0)
+    distributed = two.experimental_distribute_dataset(dataset, rx.InputOptions(global_batch_size=2))
+    assert shares_of(two, distributed) == [[[0], [2]], [[4], [6]], [[8], []]]
+    rows = dataset.map(lambda n: np.array([n, n]))
+    for filtered in (distributed, two.experimental_distribute_dataset(rows)):
+        with pytest.raises(TypeError, match="not known"):
+            len(filtered)
+    assert len(list(two.experimental_distribute_dataset(rows))) == 5
+
+
+def test_rows_of_the_users_arrays_cannot_be_changed(two):
+    def double(row):
+        row *= 2
+        return row
+
+    rows = np.ones((4, 2), np.float32)
+    dataset = rx.from_tensor_slices(rows).map(double).batch(2)
+    with pytest.raises(ValueError, match="read-only"):
+        list(two.experimental_distribute_dataset(dataset))
+    assert (rows == 1).all()
+
+
+def test_examples_of_different_shapes_are_refused(two):
+    options = rx.InputOptions(global_batch_size=2)
+    for examples in ([np.zeros(2), np.zeros(3)], [{"a": 1}, {"b": 1}]):
+        with pytest.raises(ValueError, match="one kind and shape"):
+            list(two.experimental_distribute_dataset(examples, options))
+
+
+def test_an_error_of_the_users_dataset_is_not_taken_for_a_bad_state(two):
+    class Broken:
+        def __init__(self):
+            self.broken = False
+
+        def __iter__(self):
+            if self.broken:
+                raise KeyError("of the user")
+            return iter([np.zeros(2)] * 3)
+
+    dataset = Broken()
+    iterator = iter(two.experimental_distribute_dataset(dataset))
+    next(iterator)
+    dataset.broken = True
+    with pytest.raises(KeyError, match="of the user"):
+        iterator.set_state(iterator.get_state())
+    assert len(list(iterator)) == 2

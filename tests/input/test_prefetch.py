@@ -156,21 +156,26 @@ def test_a_generator_is_closed_with_its_iterator(two):
 
 
 def test_the_dataset_does_not_keep_elements(two):
-    class Tracked(np.ndarray):
-        pass
+    class Memory:
+        """Gives NumPy its memory, so that it can be seen when that is not used any more."""
 
-    alive: list[weakref.ref[np.ndarray]] = []
+        def __init__(self):
+            self.bytes = bytearray(1000)
+            self.__array_interface__ = np.frombuffer(self.bytes, np.uint8).__array_interface__
+
+    alive: list[weakref.ref[Memory]] = []
 
     def batches():
         for _ in range(20):
-            batch = np.zeros(1000).view(Tracked)
-            alive.append(weakref.ref(batch))
-            yield batch
-            del batch
+            memory = Memory()
+            alive.append(weakref.ref(memory))
+            yield np.asarray(memory)
 
-    for _ in two.experimental_distribute_dataset(batches):
-        assert sum(batch() is not None for batch in alive) <= 3
-    assert len(alive) == 20
+    kept = []
+    for element in two.experimental_distribute_dataset(batches):
+        kept.append(element)  # a copy on the devices
+        assert sum(memory() is not None for memory in alive) <= 4
+    assert len(kept) == len(alive) == 20
 
 
 def test_a_source_that_uses_its_memory_again_does_no_harm(two):
@@ -285,3 +290,79 @@ def test_two_iterators_in_two_threads(two):
     for thread in threads:
         thread.join(60)
     assert results == [[float(i) for i in range(200)]] * 2
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_interpreter_ends_with_a_source_that_uses_jax(failing):
+    done = run_to_its_end(
+        f"""
+        import jax.numpy as jnp, numpy as np, replicax as rx
+        def batches():
+            while True:
+                yield np.asarray(jnp.ones((64, 64)) @ jnp.ones((64, 64)))
+        strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        iterator = iter(strategy.experimental_distribute_dataset(batches))
+        for _ in range(20):
+            next(iterator)
+        if {failing}:
+            raise ValueError("of the program")
+        """
+    )
+    assert done.returncode == int(failing), done.stderr
+    assert done.stderr.endswith("ValueError: of the program\n" if failing else "")
+    assert "FATAL" not in done.stderr
+
+
+def test_each_element_goes_to_one_of_several_threads(two):
+    iterator = iter(two.experimental_distribute_dataset(Batches(300)))
+    taken: list[float] = []
+
+    def consume():
+        for element in iterator:
+            taken.append(float(element.values[0][0]))
+
+    threads = [threading.Thread(target=consume) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(taken) == list(range(300))
+    assert iterator.get_state()["steps"] == 300
+
+
+def test_closing_while_another_thread_waits(two):
+    waiting, end = threading.Event(), threading.Event()
+
+    def batches():
+        waiting.set()
+        end.wait()
+        yield np.zeros(2)
+
+    iterator = iter(two.experimental_distribute_dataset(batches))
+    errors: list[BaseException] = []
+
+    def consume():
+        try:
+            next(iterator)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    waiting.wait(10)
+    start = time.monotonic()
+    iterator.close()
+    thread.join(10)
+    assert time.monotonic() - start < 4
+    end.set()
+    assert [type(error) for error in errors] == [rx.errors.InvalidArgument]
+    assert "was closed" in str(errors[0])
+
+
+def test_shuffled_arrays_go_with_their_dataset():
+    dataset = rx.from_tensor_slices(np.arange(6)).shuffle(seed=1)
+    next(iter(dataset.batch(3)))
+    gone = weakref.ref(dataset)
+    del dataset
+    gc.collect()
+    assert gone() is None

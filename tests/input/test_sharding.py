@@ -6,6 +6,7 @@ The workers are made up: what each of them would read is read here, one after an
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections import Counter
 from itertools import chain
@@ -248,3 +249,60 @@ def test_resuming_inside_of_a_batch(policy):
             for _ in range(done):
                 state = json.loads(json.dumps(feed.step().state))
             assert steps_of(SplittingFeed(source, workers, own, state)) == whole[done:]
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    def make(*sizes):
+        first, paths = 0, []
+        for size in sizes:
+            paths.append(f"{tmp_path}/{first}-{len(sizes)}.parquet")
+            column = pyarrow.array(range(first, first + size))
+            pyarrow.parquet.write_table(pyarrow.table({"row": column}), paths[-1])
+            first += size
+        return grain.experimental.ParquetIterDataset(paths).map(lambda row: int(row["row"]))
+
+    return make
+
+
+def test_datasets_that_are_joined_are_not_shared_by_files(parquet):
+    pairs = grain.experimental.ZipIterDataset(
+        [parquet(7, 3, 5), grain.MapDataset.range(15).to_iter_dataset()]
+    )
+    dataset = pairs.map(lambda pair: 100 * pair[0] + pair[1]).batch(4)
+    whole = rows_in(read(dataset, workers_of(1, 1)[0], POLICIES.AUTO))
+    with pytest.warns(rx.errors.PerformanceHint, match="joins several datasets"):
+        parts = read_by_all(dataset, 2, 1, POLICIES.AUTO)
+    assert sum(map(rows_in, parts), Counter()) == whole
+
+
+def test_a_dataset_that_cannot_be_copied_is_shared_by_rows(parquet):
+    class Parse:
+        def __init__(self):
+            self._lock = threading.Lock()
+
+        def __call__(self, row):
+            with self._lock:
+                return row
+
+    dataset = parquet(4, 4).map(Parse()).batch(4)
+    with pytest.warns(rx.errors.PerformanceHint, match="cannot be copied"):
+        parts = read_by_all(dataset, 2, 1, POLICIES.AUTO)
+    assert sum(map(rows_in, parts), Counter()) == Counter(range(8))
+
+
+def test_a_state_inside_of_a_batch_fits_other_workers():
+    dataset = rx.from_tensor_slices(np.arange(16)).batch(8)
+    first, _ = workers_of(2, 1)
+    state = SplittingFeed(source_of(dataset), first, True).step().state
+    (alone,) = workers_of(1, 2)
+    rest = steps_of(SplittingFeed(source_of(dataset), alone, False, state))
+    assert rest == [[[4, 5, 6, 7], []], [[8, 9, 10, 11], [12, 13, 14, 15]]]
+
+
+def test_replicas_of_a_worker_need_not_be_neighbours():
+    for rows in range(9):
+        for workers in (Workers(4, (1, 3), 2, 1), Workers(4, (0, 2), 2, 0)):
+            steps = workers.cut_own(rows, max(rows, 1))
+            flat = [row for step in steps for start, stop in step for row in range(start, stop)]
+            assert flat == list(range(rows))

@@ -314,3 +314,90 @@ def test_an_infinite_dataset(two):
     iterator.close()
     with pytest.raises(TypeError, match="never ends"):
         len(dataset)
+
+
+def test_repeated_shuffles_of_tf_data_without_a_seed_warn(tensorflow, two):
+    def make(seed):
+        dataset = tensorflow.data.Dataset.range(8).shuffle(8, seed=seed).repeat(2).batch(2)
+        return iter(two.experimental_distribute_dataset(dataset))
+
+    iterator, resumed = make(3), make(3)
+    for _ in range(5):
+        next(iterator)
+    resumed.set_state(iterator.get_state())  # no warning
+    assert shares_of(two, resumed) == shares_of(two, iterator)
+    iterator, resumed = make(None), make(None)
+    next(iterator)
+    with pytest.warns(rx.errors.InexactResumption, match="shuffles without a seed and repeats"):
+        resumed.set_state(iterator.get_state())
+    iterator.close()
+    resumed.close()
+
+
+@pytest.mark.parametrize("kind", ["batch sampler", "replacement", "own"])
+def test_samplers_of_torch_resume(torch, two, kind):
+    class Backwards(torch.utils.data.Sampler):
+        def __iter__(self):
+            return iter(range(21, -1, -1))
+
+        def __len__(self):
+            return 22
+
+    def make():
+        data, rows = torch.utils.data, Rows(torch.arange(22))
+        generator = torch.Generator().manual_seed(3)
+        if kind == "own":
+            return data.DataLoader(rows, batch_size=4, sampler=Backwards())
+        sampler = data.RandomSampler(
+            rows,
+            generator=generator,
+            replacement=kind == "replacement",
+            num_samples=90 if kind == "replacement" else None,
+        )
+        if kind == "batch sampler":
+            return data.DataLoader(rows, batch_sampler=data.BatchSampler(sampler, 4, False))
+        return data.DataLoader(rows, batch_size=4, sampler=sampler)
+
+    iterator = iter(two.experimental_distribute_dataset(make()))
+    next(iterator)
+    state = iterator.get_state()
+    resumed = iter(two.experimental_distribute_dataset(make()))
+    if kind == "own":
+        with pytest.warns(rx.errors.InexactResumption, match="Backwards"):
+            resumed.set_state(state)
+    else:
+        resumed.set_state(state)
+    assert shares_of(two, resumed) == shares_of(two, iterator)
+
+
+def test_states_of_grain_iterators_that_change_them(two):
+    class Iterator(grain.DatasetIterator):
+        def __init__(self):
+            super().__init__()
+            self._state = {"next": 0}
+
+        def __next__(self):
+            if self._state["next"] == 4:
+                raise StopIteration
+            self._state["next"] += 1
+            return np.full(2, self._state["next"])
+
+        def get_state(self):
+            return self._state
+
+        def set_state(self, state):
+            self._state = state
+
+    class Dataset(grain.IterDataset):
+        def __iter__(self):
+            return Iterator()
+
+    iterator = iter(two.experimental_distribute_dataset(Dataset()))
+    next(iterator)
+    state = iterator.get_state()
+    rest = shares_of(two, iterator)
+    for _ in range(2):
+        resumed = iter(two.experimental_distribute_dataset(Dataset()))
+        resumed.set_state(state)
+        assert shares_of(two, resumed) == rest
+    assert len(rest) == 3

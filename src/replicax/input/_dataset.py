@@ -17,11 +17,11 @@ from replicax.input._elements import Elements, FromMemory, Keeping, Prepared
 from replicax.input._feed import Feed, SplittingFeed, Step, TakingFeed, first_step
 from replicax.input._iterator import DistributedIterator
 from replicax.input._options import InputContext, InputOptions
-from replicax.input._prefetch import Ahead
+from replicax.input._prefetch import Ahead, Producer, ReadAhead
 from replicax.input._sharding import shard
 from replicax.input._source import Source
 from replicax.input._splitting import Workers
-from replicax.input._transfer import to_devices, to_host
+from replicax.input._transfer import owned, to_devices, to_host
 from replicax.input.sources import source_of
 from replicax.topology import Topology
 
@@ -49,6 +49,7 @@ def distribute(
         functools.partial(SplittingFeed, source, workers, own),
         # How many steps a batch takes is known without reading it if it takes one.
         _Length(source.length if workers.count == 1 or not own else None, source.infinite),
+        source.quick,
     )
 
 
@@ -90,6 +91,7 @@ def distribute_from_function(
         options,
         functools.partial(TakingFeed, sources, len(workers.local)),
         _Length.of_steps(sources, len(workers.local)),
+        all(source.quick for source in sources),
     )
 
 
@@ -156,11 +158,13 @@ class DistributedDataset:
         options: InputOptions,
         begin: Callable[[Any], Feed],
         length: _Length,
+        quick: bool,
     ) -> None:
         self._topology = topology
         self._options = options
         self._begin = begin
         self._length = length
+        self._quick = quick
         self._spec: Nest | None = None
         self._kept: list[Prepared] | None = None
 
@@ -202,12 +206,17 @@ class DistributedDataset:
         """A pass, from where another one stood after so many steps."""
         if self._kept is not None:
             return FromMemory(self._kept, steps)
-        begin: Callable[[], Feed] = functools.partial(self._begin, None)
+        begin: Callable[[], Producer] = functools.partial(self._begin, None)
         if feed_state is not None:
             begun = self._begin(feed_state)  # here, so that a state that does not fit is refused
             begin = functools.partial(_given, begun)
         depth = self._options.experimental_per_replica_buffer_size
-        ahead = Ahead(begin, functools.partial(self._prepare, steps == 0), depth)
+        prepare = functools.partial(self._prepare, steps == 0)
+        if self._quick:
+            ahead = Ahead(begin, prepare, depth)
+        else:
+            reader = ReadAhead(begin, owned)
+            ahead = Ahead(functools.partial(_given, reader), prepare, depth, reader.steps)
         if self._options.experimental_place_dataset_on_device and steps == 0:
             return Keeping(ahead, self._keep)
         return ahead
@@ -231,5 +240,5 @@ class DistributedDataset:
         raise NotPicklable(f"{self!r} cannot be pickled: it is for the devices of this process.")
 
 
-def _given(feed: Feed) -> Feed:
-    return feed
+def _given(producer: Producer) -> Producer:
+    return producer

@@ -23,13 +23,15 @@ class Step:
 
     `columns` has for each leaf of the element an array for each local replica. Where these lie in
     one array, one after another and of one size, `wholes` has that array for each leaf. `state` is
-    where the pass stands after the step.
+    where the pass stands after the step. `owned` says that the memory is nobody else's; else the
+    source may use it again for the next step.
     """
 
     structure: Any
     columns: list[list[np.ndarray]]
     wholes: list[np.ndarray] | None
     state: dict[str, Any]
+    owned: bool = False
 
 
 class Feed(ABC):

@@ -128,9 +128,12 @@ class DistributedIterator:
         """Begun when it is first needed, so that `set_state` right after `iter` reads nothing."""
         if self._closed:
             raise InvalidArgument(f"{self!r} has been closed. Make a new one: `iter(dataset)`.")
-        if self._elements is None:
-            self._elements = self._dataset.start(self._steps, self._feed_state)
-        return self._elements
+        elements = self._elements
+        if elements is None:
+            self._elements = elements = self._dataset.start(self._steps, self._feed_state)
+            if self._closed:  # by another thread, which did not see them
+                elements.close()
+        return elements
 
     def __repr__(self) -> str:
         return f"<DistributedIterator after {self._steps} step(s) of {self._dataset!r}>"

@@ -19,6 +19,7 @@ from replicax.errors import InvalidArgument, PerformanceHint, ReplicaxError
 
 Item = TypeVar("Item")
 
+_THREAD_NAME = "replicax-input"
 # How long to wait for an element before saying for what, in seconds.
 _LONG = 60.0
 # How long to wait for a thread that has been told to end and is not in the user's code, in seconds.
@@ -45,20 +46,24 @@ class Ahead(Generic[Item]):
 
     Args:
       begin: Makes the producer; called in the thread.
-      finish: Makes an item of what the producer gave. It is called when there is room for the item,
-        so that no more than `depth` of them are ready.
-      depth: How many items may be ready.
+      finish: Makes an item of what the producer gave.
+      depth: How many items may be ready; nothing is pulled when they are.
+      reader: Another one that the producer takes from, which ends with this one.
     """
 
     def __init__(
-        self, begin: Callable[[], Producer], finish: Callable[[Any], Item], depth: int
+        self,
+        begin: Callable[[], Producer],
+        finish: Callable[[Any], Item],
+        depth: int,
+        reader: Ahead[Any] | None = None,
     ) -> None:
-        self._queue: _Queue[Item] = _Queue(depth)
+        self._queue: _Queue[Item] = _Queue(depth, reader._queue if reader is not None else None)
         configured = thread_configuration()
         self._thread = threading.Thread(
             target=_work,
             args=(self._queue, begin, finish, configured),
-            name="replicax-input",
+            name=_THREAD_NAME,
             daemon=True,  # the user's source may block for ever, and an interpreter has to end
         )
         self._queue.thread = self._thread
@@ -82,11 +87,31 @@ class Ahead(Generic[Item]):
 
 
 @final
+class ReadAhead:
+    """A producer whose steps are made ahead by a thread of its own.
+
+    For sources that take their time: so that bringing an element to the devices, half a
+    millisecond while a step keeps the cores busy, does not come on top. Two steps, for with one it
+    would go on reading only when that was taken, by a thread that then does not let go of Python.
+    """
+
+    def __init__(self, begin: Callable[[], Producer], finish: Callable[[Any], Any]) -> None:
+        self.steps: Ahead[Any] = Ahead(begin, finish, depth=2)
+
+    def step(self) -> Any:
+        return self.steps.take()
+
+    def close(self) -> None:
+        self.steps.close()
+
+
+@final
 class _Queue(Generic[Item]):
     """What both threads know."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, upstream: _Queue[Any] | None) -> None:
         self._depth = depth
+        self._upstream = upstream
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()  # re-entrant: the garbage collector calls `close`
         self._ended: BaseException | None = None
@@ -117,7 +142,7 @@ class _Queue(Generic[Item]):
 
     def take(self) -> Item:
         with self._changed:
-            if self.wait_for(1):
+            if self._items or self.wait_for(1):
                 self._changed.notify_all()
                 return self._items.popleft()
             if self._closed:
@@ -138,7 +163,8 @@ class _Queue(Generic[Item]):
                 if not self._changed.wait(_LONG):
                     if self.thread is None or not self.thread.is_alive():
                         break
-                    self._say_what_it_waits_for()
+                    if threading.current_thread().name != _THREAD_NAME:  # a thread of ours is mute
+                        self._say_what_it_waits_for()
             return [self._items[index] for index in range(min(count, len(self._items)))]
 
     def close(self) -> None:
@@ -146,6 +172,8 @@ class _Queue(Generic[Item]):
             self._closed = True
             self._items.clear()
             self._changed.notify_all()
+        if self._upstream is not None:  # which this one's thread may be waiting for
+            self._upstream.close()
 
     def join(self, seconds: float) -> None:
         """Waits for the thread to end, so long at most."""
@@ -153,8 +181,9 @@ class _Queue(Generic[Item]):
             self.thread.join(seconds)
 
     def _say_what_it_waits_for(self) -> None:
-        assert self.thread is not None
-        frame = sys._current_frames().get(self.thread.ident or 0)
+        reader = self.thread if self._upstream is None else self._upstream.thread
+        assert reader is not None
+        frame = sys._current_frames().get(reader.ident or 0)
         where = "".join(traceback.format_stack(frame)[-3:])
         del frame
         warnings.warn(
@@ -171,18 +200,16 @@ def _work(
     finish: Callable[[Any], Any],
     configured: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """The thread: pulls, waits for room, finishes."""
+    """The thread."""
     try:
         with configured():
             queue.busy = True
             producer = begin()
             try:
-                while True:
+                while queue.wait_for_room():
                     queue.busy = True
                     raw = producer.step()
                     queue.busy = False
-                    if not queue.wait_for_room():
-                        break
                     queue.put(finish(raw))
                     del raw
             finally:

@@ -64,6 +64,11 @@ class Source(ABC):
         return False
 
     @property
+    def quick(self) -> bool:
+        """Whether elements are there when they are asked for, so that no thread has to wait."""
+        return False
+
+    @property
     def own_policy(self) -> AutoShardPolicy:
         """How the dataset itself says that workers share it."""
         return AutoShardPolicy.AUTO

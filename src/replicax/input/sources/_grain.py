@@ -52,6 +52,10 @@ class _MapSource(Source):
         # `repeat()` has the length `sys.maxsize`, of which `batch` and slices leave a part.
         return len(self._dataset) > _ENDLESS
 
+    @property
+    def quick(self) -> bool:
+        return True  # in memory, or read ahead by Grain's threads
+
     def shard_by_file(self, count: int, index: int) -> Source:
         _require_files(self._dataset, count)
         return _MapSource(self._dataset[index::count])

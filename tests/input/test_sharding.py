@@ -48,7 +48,7 @@ def steps_of(feed: SplittingFeed) -> list[list[list[Any]]]:
         except StopIteration:
             feed.close()
             return steps
-        steps.append([rows.tolist() for rows in step.columns[0]])
+        steps.append([rows.tolist() for rows in step.columns()[0]])
 
 
 def read(dataset: Any, workers: Workers, policy: rx.AutoShardPolicy) -> list[list[list[Any]]]:

@@ -196,7 +196,7 @@ class DistributedDataset:
         return self._spec
 
     def _note_spec(self, step: Step) -> None:
-        firsts = [column[0] for column in step.columns]
+        firsts = [column[0] for column in step.columns()]
         self._spec = jax.tree.unflatten(
             step.structure,
             [jax.ShapeDtypeStruct(a.shape, canonicalize_dtype(a.dtype)) for a in firsts],

@@ -21,17 +21,24 @@ from replicax.input._splitting import Bounds, Workers, count_rows
 class Step:
     """The arrays of one step.
 
-    `columns` has for each leaf of the element an array for each local replica. Where these lie in
-    one array, one after another and of one size, `wholes` has that array for each leaf. `state` is
-    where the pass stands after the step. `owned` says that the memory is nobody else's; else the
-    source may use it again for the next step.
+    For each leaf of the element there is either one array of all local replicas' rows, which have
+    the same number each (`wholes`), or an array for each replica (`parts`). `state` is where the
+    pass stands after the step. `owned` says that the memory is nobody else's; else the source may
+    use it again for the next step.
     """
 
     structure: Any
-    columns: list[list[np.ndarray]]
+    replicas: int
     wholes: list[np.ndarray] | None
+    parts: list[list[np.ndarray]]
     state: dict[str, Any]
     owned: bool = False
+
+    def columns(self) -> list[list[np.ndarray]]:
+        """For each leaf, an array for each replica."""
+        if self.wholes is None:
+            return self.parts
+        return [np.split(whole, self.replicas) for whole in self.wholes]
 
 
 class Feed(ABC):
@@ -80,12 +87,13 @@ class SplittingFeed(Feed):
         bounds = self._cuts.popleft()
         self._rows_of_batch = bounds[-1][1]
         self._steps_of_batch += 1
-        columns = [[leaf[start:stop] for start, stop in bounds] for leaf in self._leaves]
-        wholes = None
+        wholes, parts = None, []
         if _evenly_in_a_row(bounds):
             first, last = bounds[0][0], bounds[-1][1]
             wholes = [leaf[first:last] for leaf in self._leaves]
-        return Step(self._check.structure, columns, wholes, self._state())
+        else:
+            parts = [[leaf[start:stop] for start, stop in bounds] for leaf in self._leaves]
+        return Step(self._check.structure, len(bounds), wholes, parts, self._state())
 
     def _begin_batch(self, rows_done: int = 0, steps_done: int = 0) -> None:
         leaves, structure = jax.tree.flatten(self._reader.read())
@@ -138,11 +146,11 @@ class TakingFeed(Feed):
         example = next((element for element in elements if element is not None), None)
         if example is None:
             raise StopIteration
-        columns = [
+        parts = [
             [_rows_or_none(element, leaf, example) for element in elements]
             for leaf in range(len(example))
         ]
-        return Step(self._check.structure, columns, None, self._state())
+        return Step(self._check.structure, self._replicas, None, parts, self._state())
 
     def _take(self, index: int) -> list[np.ndarray] | None:
         reader = self._readers[index]

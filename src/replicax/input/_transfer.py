@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,51 +17,43 @@ _ALIGNMENT = 64  # of the memory that XLA uses on CPUs, in bytes
 
 
 def owned(step: Step) -> Step:
-    """The same step in memory of its own."""
-    if step.owned:
-        return step
-    if step.wholes is None:
-        columns = [[_copied(array) for array in column] for column in step.columns]
-        return replace(step, columns=columns, owned=True)
-    wholes = [_copied(whole) for whole in step.wholes]
-    columns = [
-        np.split(whole, len(column)) for whole, column in zip(wholes, step.columns, strict=True)
-    ]
-    return replace(step, columns=columns, wholes=wholes, owned=True)
+    """The same step, in memory of its own."""
+    if not step.owned:
+        if step.wholes is not None:
+            step.wholes = [_copied(whole) for whole in step.wholes]
+        step.parts = [[_copied(array) for array in column] for column in step.parts]
+        step.owned = True
+    return step
 
 
 def to_devices(step: Step, topology: Topology) -> Nest:
-    """The element of a step, with every replica's arrays on its device.
-
-    The memory of the step is not used afterwards: a source may write its next element there.
-    """
-    devices = topology.local_devices
-    step = owned(step)
-    numeric = [leaf for leaf, column in enumerate(step.columns) if is_numeric(column[0].dtype)]
-    if step.wholes is not None and len(devices) == topology.num_replicas > 1:
-        # 20 us an array, where `device_put` takes 50, in a thread that competes with the step.
-        placed = [
-            jax.make_array_from_callback(whole.shape, topology.split, whole.__getitem__)
-            for whole in (step.wholes[leaf] for leaf in numeric)
-        ]
-        values: list[Any] = [PerReplica.from_array(array, topology) for array in placed]
+    """The element of a step, with every replica's arrays on its device."""
+    wholes = owned(step).wholes
+    if wholes is not None and step.replicas == topology.num_replicas > 1:
+        leaves = [_split(whole, topology) for whole in wholes]
     else:
-        placed = jax.device_put(
-            [step.columns[leaf] for leaf in numeric], [list(devices)] * len(numeric)
-        )
-        values = [_value(column, topology) for column in placed]
-    arrays = dict(zip(numeric, values, strict=True))
-    leaves = [
-        arrays[leaf] if leaf in arrays else _value(column, topology)
-        for leaf, column in enumerate(step.columns)
-    ]
+        columns = step.columns()
+        numeric = [leaf for leaf, column in enumerate(columns) if is_numeric(column[0].dtype)]
+        devices = list(topology.local_devices)
+        placed = jax.device_put([columns[leaf] for leaf in numeric], [devices] * len(numeric))
+        for leaf, column in zip(numeric, placed, strict=True):
+            columns[leaf] = column
+        leaves = [_value(column, topology) for column in columns]
     return jax.tree.unflatten(step.structure, leaves)
 
 
 def to_host(step: Step, topology: Topology) -> Nest:
     """The element of a step, as NumPy arrays."""
-    columns = owned(step).columns
+    columns = owned(step).columns()
     return jax.tree.unflatten(step.structure, [_value(column, topology) for column in columns])
+
+
+def _split(whole: np.ndarray, topology: Topology) -> PerReplica:
+    if not is_numeric(whole.dtype):
+        return PerReplica(np.split(whole, topology.num_replicas), topology)
+    # 20 us an array, where `device_put` takes 50, in a thread that competes with the step.
+    array = jax.make_array_from_callback(whole.shape, topology.split, whole.__getitem__)
+    return PerReplica.from_array(array, topology)
 
 
 def _value(components: list[Any], topology: Topology) -> Any:

@@ -1,4 +1,4 @@
-"""A contestant as a subprocess: started, asked with a bound on every wait, and always ended."""
+"""Contestants as subprocesses: started, asked with a bound on every wait, and always ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +20,9 @@ from typing import Any, Self
 import click
 from contestants._problem import Cell
 
+CONTESTANTS = Path(__file__).parent / "contestants"
 ANSWER_LIMIT_SECONDS = 120
+QUESTION_LIMIT_SECONDS = 180
 GOODBYE_LIMIT_SECONDS = 5
 STDERR_LINES_SHOWN = 20
 
@@ -123,7 +127,32 @@ class ContestantProcess:
 
     def _failure(self, what: str) -> click.ClickException:
         self._stderr.seek(0)
-        lines = self._stderr.read().splitlines()[-STDERR_LINES_SHOWN:]
-        return click.ClickException(
-            "\n".join([f"{self.name} {what}. The last lines of its stderr:", *lines])
+        return _failure(f"{self.name} {what}", self._stderr.read())
+
+
+def ask(script: str, question: Mapping[str, object]) -> dict[str, Any]:
+    """What a script of `contestants/` prints, one line of JSON, when it is started with a question.
+
+    It runs in the environment of replicax; a process each time, because the number of devices is
+    fixed in one.
+    """
+    text = json.dumps(question)
+    try:
+        done = subprocess.run(
+            [sys.executable, CONTESTANTS / script, text],
+            capture_output=True,
+            text=True,
+            timeout=QUESTION_LIMIT_SECONDS,
         )
+    except subprocess.TimeoutExpired as error:
+        raise click.ClickException(
+            f"{script} did not end within {QUESTION_LIMIT_SECONDS} s and was killed: {text}."
+        ) from error
+    if done.returncode:
+        raise _failure(f"{script} ended with exit code {done.returncode}: {text}", done.stderr)
+    return json.loads(done.stdout)
+
+
+def _failure(what: str, stderr: str) -> click.ClickException:
+    lines = stderr.splitlines()[-STDERR_LINES_SHOWN:]
+    return click.ClickException("\n".join([f"{what}. The last lines of its stderr:", *lines]))

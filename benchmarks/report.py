@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from targets import Target
 
+WIDTH = 100  # of the report, wherever it is printed
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -24,7 +26,7 @@ class Measurement:
     contestant: str
     versions: Mapping[str, str]
     seconds_per_step: Sequence[float]
-    last_loss: float
+    last_result: float  # of a training step its loss
 
     def ratios_to(self, baseline: Measurement) -> list[float]:
         """Round by round: what slows the machine in a round slows both."""
@@ -36,11 +38,28 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """All contestants of a cell; the times are divided by those of the first, which is replicax."""
+    """All contestants of a cell; the times are divided by those of the first, the baseline."""
 
     cell: Cell
     steps: int  # of a round
     measurements: Sequence[Measurement]
+
+    @classmethod
+    def of_sittings(
+        cls, cell: Cell, steps: int, sittings: Sequence[Sequence[Measurement]]
+    ) -> MeasuredCell:
+        """Of the same contestants, measured several times over: the rounds one after another."""
+        return cls(
+            cell,
+            steps,
+            [
+                replace(
+                    parts[-1],
+                    seconds_per_step=[time for part in parts for time in part.seconds_per_step],
+                )
+                for parts in zip(*sittings, strict=True)
+            ],
+        )
 
     @property
     def baseline(self) -> Measurement:
@@ -94,13 +113,27 @@ def versions_of(cells: Sequence[MeasuredCell]) -> dict[str, Mapping[str, str]]:
 
 
 def print_training(console: Console, title: str, cells: Sequence[MeasuredCell]) -> None:
+    print_times(console, title, cells, unit="step")
+    console.print("ratio: the contestant's time divided by that of replicax; above 1 it is slower")
+    for measured in cells:
+        losses = [measurement.last_result for measurement in measured.measurements]
+        print_of_cell(
+            console,
+            measured.cell,
+            f"the losses agreed after every round of {measured.steps} steps; in the end they were "
+            f"{', '.join(f'{loss:.5f}' for loss in losses)}",
+        )
+
+
+def print_times(console: Console, title: str, cells: Sequence[MeasuredCell], *, unit: str) -> None:
+    """The contestants' times for a unit of work, and the ratios."""
     rounds = len(cells[0].baseline.seconds_per_step)
     table = table_of(
         f"{title}, {rounds} interleaved rounds",
         "hidden,\nbatch",
         "replicas",
         "contestant",
-        "ms a step,\nmedian",
+        f"ms a {unit},\nmedian",
         "middle half\nof the rounds",
         "ratio,\nmedian",
         "middle half\nof the rounds",
@@ -110,30 +143,25 @@ def print_training(console: Console, title: str, cells: Sequence[MeasuredCell]) 
         cell = measured.cell
         labels = [f"{cell.hidden}, {cell.global_batch}", str(cell.replicas)]
         for measurement in measured.measurements:
-            table.add_row(*labels, *_training_row(measurement, measured.baseline))
+            table.add_row(*labels, *_times_row(measurement, measured.baseline))
             labels = ["", ""]
         table.add_section()
     console.print(table)
-    console.print("ratio: the contestant's time divided by that of replicax; above 1 it is slower")
-    for measured in cells:
-        losses = [measurement.last_loss for measurement in measured.measurements]
-        console.print(
-            f"{measured.cell}: the losses agreed after every round of {measured.steps} steps; in "
-            f"the end they were {', '.join(f'{loss:.5f}' for loss in losses)}",
-            highlight=False,
-            soft_wrap=True,
-        )
 
 
-def _training_row(peer: Measurement, baseline: Measurement) -> tuple[str, ...]:
+def print_of_cell(console: Console, cell: Cell, what: str) -> None:
+    console.print(f"{cell}: {what}", highlight=False, soft_wrap=True)
+
+
+def _times_row(peer: Measurement, baseline: Measurement) -> tuple[str, ...]:
     ratios = peer.ratios_to(baseline)
     is_baseline = peer is baseline
     return (
         peer.contestant,
         _milliseconds(median(peer.seconds_per_step)),
-        ", ".join(_milliseconds(seconds) for seconds in middle_half(peer.seconds_per_step)),
+        spread(peer.seconds_per_step, _milliseconds),
         "1" if is_baseline else f"{median(ratios):.2f}",
-        "" if is_baseline else ", ".join(f"{ratio:.2f}" for ratio in middle_half(ratios)),
+        "" if is_baseline else spread(ratios, "{:.2f}".format),
     )
 
 
@@ -161,6 +189,11 @@ def table_of(title: str, *columns: str, words: Sequence[str] = ()) -> Table:
 
 def microseconds(seconds: float) -> str:
     return f"{1e6 * seconds:.0f}"
+
+
+def spread(values: Sequence[float], text: Callable[[float], str]) -> str:
+    """The middle half of the values, in a cell of a table."""
+    return ", ".join(text(value) for value in middle_half(values))
 
 
 def middle_half(values: Sequence[float]) -> tuple[float, float]:

@@ -8,35 +8,30 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from feeding import FED_CELLS, feeding_targets, measure_feeding, print_feeding
+from options import peer_environments_option, rounds_option, sittings_option
 from overhead import measure_overhead, overhead_targets, print_overhead
 from plot import draw_ratios
-from report import describe_machine, print_targets, print_training, print_versions, versions_of
+from report import (
+    WIDTH,
+    describe_machine,
+    print_targets,
+    print_training,
+    print_versions,
+    versions_of,
+)
 from rich.console import Console
 from scaling import REPLICAS, measure_scaling, print_scaling
 from training import COMPILED_CELLS, measure_compiled, measure_eager, training_targets
 
-HERE = Path(__file__).parent
 QUICK_ROUNDS = 2
 QUICK_HIDDEN = 32
 QUICK_REPLICAS = REPLICAS[:2]
-WIDTH = 100  # of the report, wherever it is printed
 
 
 @click.command()
-@click.option(
-    "--rounds",
-    default=5,
-    show_default=True,
-    type=click.IntRange(min=5),
-    help="Turns of each contestant in a sitting.",
-)
-@click.option(
-    "--sittings",
-    default=3,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="How often all processes of a cell are started anew.",
-)
+@rounds_option
+@sittings_option
 @click.option(
     "--quick",
     is_flag=True,
@@ -47,13 +42,7 @@ WIDTH = 100  # of the report, wherever it is printed
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Also draws the ratios into this file; needs matplotlib (the extra `bench`).",
 )
-@click.option(
-    "--peer-environments",
-    default=HERE.parent / ".bench",
-    show_default=".bench in the repository",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where the virtual environments of the peers are, or are made when missing.",
-)
+@peer_environments_option
 def main(
     rounds: int, sittings: int, quick: bool, plot: Path | None, peer_environments: Path
 ) -> None:
@@ -65,18 +54,23 @@ def main(
 
     eager = measure_eager(sittings, rounds, peer_environments)
     compiled = measure_compiled(sittings, rounds, peer_environments, cells)
+    feeding = measure_feeding(
+        sittings, rounds, peer_environments, FED_CELLS[:1] if quick else FED_CELLS
+    )
     overhead = measure_overhead(sittings * rounds)
     scaling = measure_scaling(sittings * rounds, QUICK_REPLICAS if quick else REPLICAS)
 
     console = Console(width=WIDTH)
     console.print(header, highlight=False)
-    print_versions(console, versions_of([*eager, *compiled]))
+    print_versions(console, versions_of([*eager, *compiled, *feeding.iterated]))
     print_training(console, "Compiled training step", compiled)
     print_training(console, "Eager training step", eager)
+    print_feeding(console, feeding)
     print_overhead(console, overhead)
     print_scaling(console, scaling)
     if not quick:  # two rounds are no evidence
-        print_targets(console, [*training_targets(compiled), *overhead_targets(overhead)])
+        targets = [training_targets(compiled), feeding_targets(feeding), overhead_targets(overhead)]
+        print_targets(console, [target for some in targets for target in some])
     if plot is not None:
         drawn = draw_ratios(plot, compiled)
         console.print(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import click
-from report import describe_machine, microseconds, middle_half, print_versions, table_of
+from report import describe_machine, microseconds, print_versions, spread, table_of
 from rich.console import Console
 from tiny_steps import TinyStep, TinyTimes, measure_tiny_step
 
@@ -44,7 +44,7 @@ def print_scaling(console: Console, measured: Sequence[TinyTimes]) -> None:
             microseconds(median(times.replicax)),
             microseconds(median(times.jax)),
             microseconds(times.overhead),
-            ", ".join(microseconds(seconds) for seconds in middle_half(times.overheads)),
+            spread(times.overheads, microseconds),
             f"{1e3 * median(times.replicax_first):.0f}",
             f"{1e3 * median(times.jax_first):.0f}",
         )

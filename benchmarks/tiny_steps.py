@@ -1,21 +1,13 @@
-"""Asks `contestants/tiny_step.py`, a process each time: the number of devices is fixed in one."""
+"""Asks `contestants/tiny_step.py`."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 
-import click
+from processes import ask
 from report import announce
-
-SCRIPT = Path(__file__).parent / "contestants" / "tiny_step.py"
-LIMIT_SECONDS = 180
-STDERR_LINES_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -52,29 +44,7 @@ class TinyTimes:
 
 def measure_tiny_step(asked: TinyStep) -> TinyTimes:
     announce(f"a tiny step, {asked.variables} variables, {asked.replicas} replicas")
-    try:
-        done = subprocess.run(
-            [sys.executable, SCRIPT, json.dumps(asdict(asked))],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise click.ClickException(
-            f"{SCRIPT.name} did not end within {LIMIT_SECONDS} s and was killed: {asked}."
-        ) from error
-    if done.returncode:
-        lines = done.stderr.splitlines()[-STDERR_LINES_SHOWN:]
-        raise click.ClickException(
-            "\n".join(
-                [
-                    f"{SCRIPT.name} ended with exit code {done.returncode}: {asked}. The last "
-                    "lines of its stderr:",
-                    *lines,
-                ]
-            )
-        )
-    answer = json.loads(done.stdout)
+    answer = ask("tiny_step.py", asdict(asked))
     return TinyTimes(
         asked=asked,
         replicax=answer["later_calls"]["replicax"],

@@ -6,19 +6,18 @@ import math
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from contestants._problem import Cell
 from environments import PeerEnvironment
-from processes import ContestantProcess
+from processes import CONTESTANTS, ContestantProcess
 from report import MeasuredCell, Measurement, announce
 from targets import Target
 
-HERE = Path(__file__).parent
-LOSS_TOLERANCE = 1e-3
+RESULT_TOLERANCE = 1e-3
 
 TENSORFLOW = PeerEnvironment("tensorflow", "tensorflow-cpu==2.21.*")
 TORCH = PeerEnvironment("torch", "torch==2.13.0 numpy")
@@ -33,7 +32,7 @@ class Contestant:
 
     @property
     def script(self) -> Path:
-        return HERE / "contestants" / f"{self.name}.py"
+        return CONTESTANTS / f"{self.name}.py"
 
     def python(self, peer_environments: Path) -> Path:
         if self.environment is None:
@@ -98,17 +97,7 @@ def measure_cell(
     measured = [
         _sitting(contestants, cell, rounds, steps, peer_environments) for _ in range(sittings)
     ]
-    return MeasuredCell(
-        cell,
-        steps,
-        [
-            replace(
-                parts[-1],
-                seconds_per_step=[time for part in parts for time in part.seconds_per_step],
-            )
-            for parts in zip(*measured, strict=True)
-        ],
-    )
+    return MeasuredCell.of_sittings(cell, steps, measured)
 
 
 def _sitting(
@@ -133,13 +122,14 @@ def _sitting(
         for number in range(rounds):
             answers.append(_turns(processes, steps, first=number % len(processes)))
             steps_done += steps
-            _check_losses(contestants, cell, steps_done, [answer["loss"] for answer in answers[-1]])
+            results = [answer["result"] for answer in answers[-1]]
+            _check_results(contestants, cell, steps_done, results)
     return [
         Measurement(
             contestant=contestant.name,
             versions=ready[index]["versions"],
             seconds_per_step=[answer[index]["seconds_per_step"] for answer in answers],
-            last_loss=answers[-1][index]["loss"],
+            last_result=answers[-1][index]["result"],
         )
         for index, contestant in enumerate(contestants)
     ]
@@ -152,18 +142,18 @@ def _turns(processes: Sequence[ContestantProcess], steps: int, first: int) -> li
     return [answers[index] for index in range(len(processes))]
 
 
-def _check_losses(
-    contestants: Sequence[Contestant], cell: Cell, steps_done: int, losses: Sequence[float]
+def _check_results(
+    contestants: Sequence[Contestant], cell: Cell, steps_done: int, results: Sequence[float]
 ) -> None:
-    """Refuses to compare the times of contestants that do not train the same."""
-    first, expected = contestants[0], losses[0]
-    for contestant, loss in zip(contestants, losses, strict=True):
+    """Refuses to compare the times of contestants that do not do the same."""
+    first, expected = contestants[0], results[0]
+    for contestant, result in zip(contestants, results, strict=True):
         # Written so that a loss of NaN fails as well.
-        if not math.isclose(loss, expected, rel_tol=LOSS_TOLERANCE):
+        if not math.isclose(result, expected, rel_tol=RESULT_TOLERANCE):
             raise click.ClickException(
-                f"After {steps_done} steps of the {cell}, the loss of {first.name} is "
-                f"{expected:.7g} and that of {contestant.name} is {loss:.7g}. More than "
-                f"{LOSS_TOLERANCE:g} of difference: they do not train the same, and their times "
+                f"After {steps_done} steps of the {cell}, the result of {first.name} is "
+                f"{expected:.7g} and that of {contestant.name} is {result:.7g}. More than "
+                f"{RESULT_TOLERANCE:g} of difference: they do not do the same, and their times "
                 "cannot be compared. Mend the one that is wrong."
             )
 

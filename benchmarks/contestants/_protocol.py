@@ -4,7 +4,7 @@ run.py                                                    contestant
 {"hidden": 32, "global_batch": 64, "replicas": 2}   ->    builds, then warms up
                                                     <-    {"steps_done": 5, "versions": {…}}
 steps 20                                            ->    runs 20 steps
-                                                    <-    {"seconds_per_step": …, "loss": …}
+                                                    <-    {"seconds_per_step": …, "result": …}
 end of input                                        ->    ends
 """
 
@@ -16,25 +16,30 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from _problem import Cell
 
 # The first steps trace, compile and fill caches. Every contestant takes the same number of them,
-# or the losses could not be compared.
+# or the results could not be compared.
 WARMUP_STEPS = 5
 
 
 def serve(
-    build: Callable[[Cell], Callable[[], float]],
+    build: Callable[[Cell], Callable[[], Any]],
     versions: Mapping[str, str],
     *,
+    result_of: Callable[[Any], float] = float,
     before_steps: Callable[[int], None] = lambda steps: None,
 ) -> None:
     """Answers requests until the input ends.
 
     Args:
-        build: Makes, for a cell, the function that takes one training step and returns its loss.
+        build: Makes, for a cell, the function that takes one step; one of a training returns its
+            loss.
         versions: The packages under test, for the report.
+        result_of: Makes the number that all contestants have to agree in of what the last step of a
+            turn returned. It is not timed.
         before_steps: Called with the number of steps before each timed turn.
     """
     # A library that prints to stdout would break the protocol: from here on it prints to stderr.
@@ -44,26 +49,26 @@ def serve(
     def answer(message: Mapping[str, object]) -> None:
         print(json.dumps(message), file=answers, flush=True)
 
-    train = build(Cell(**json.loads(sys.stdin.readline())))
-    for _ in range(WARMUP_STEPS):
-        train()
-    answer(
-        {
-            "steps_done": WARMUP_STEPS,
-            "versions": {"python": platform.python_version(), **versions},
-        }
-    )
+    step = build(Cell(**json.loads(sys.stdin.readline())))
+    take_steps(step, WARMUP_STEPS)
+    answer({"steps_done": WARMUP_STEPS, "versions": with_python(versions)})
     for request in sys.stdin:
         verb, count = request.split()
         if verb != "steps":
             raise ValueError(f"Unknown request {request!r}. Send 'steps N'.")
         before_steps(int(count))
-        answer(_timed(train, int(count)))
+        seconds, returned = take_steps(step, int(count))
+        answer({"seconds_per_step": seconds, "result": result_of(returned)})
 
 
-def _timed(train: Callable[[], float], steps: int) -> dict[str, float]:
-    loss = float("nan")
+def take_steps(step: Callable[[], Any], steps: int) -> tuple[float, Any]:
+    """The seconds that a step took, and what the last one returned."""
+    returned = None
     start = time.perf_counter()
     for _ in range(steps):
-        loss = train()
-    return {"seconds_per_step": (time.perf_counter() - start) / steps, "loss": loss}
+        returned = step()
+    return (time.perf_counter() - start) / steps, returned
+
+
+def with_python(versions: Mapping[str, str]) -> dict[str, str]:
+    return {"python": platform.python_version(), **versions}

@@ -1,4 +1,6 @@
-"""The training step in replicax, as `MirroredStrategy` programs write it."""
+"""What contestants of replicax share: the training step as `MirroredStrategy` programs write it,
+and the distributed dataset.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,35 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from _batches import arrays_of
 from _problem import LEARNING_RATE, Cell, problem_of
 from _protocol import serve
 
 import replicax as rx
 
+VERSIONS = {"replicax": rx.__version__, "jax": jax.__version__}
+
 
 def serve_replicax(compiled: bool) -> None:
-    versions = {"replicax": rx.__version__, "jax": jax.__version__, "optax": optax.__version__}
+    versions = {**VERSIONS, "optax": optax.__version__}
     serve(lambda cell: build(cell, compiled), versions)
 
 
 def build(cell: Cell, compiled: bool) -> Callable[[], float]:
+    strategy = mirrored_strategy(cell.replicas)
+    train = training_of(cell, strategy)
+    batch = constant_batch(cell, strategy)
+    step_of_all = rx.function(train) if compiled else train
+    return lambda: float(step_of_all(*batch))
+
+
+def mirrored_strategy(replicas: int) -> rx.Strategy:
     jax.config.update("jax_platforms", "cpu")  # so that a machine with a GPU measures the same
-    strategy = rx.MirroredStrategy([f"CPU:{index}" for index in range(cell.replicas)])
+    return rx.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+
+
+def training_of(cell: Cell, strategy: rx.Strategy) -> Callable[[Any, Any], jax.Array]:
+    """A training step of all replicas, from their rows and labels to the loss; not compiled."""
     problem = problem_of(cell)
     with strategy.scope():
         weights = [rx.Variable(weight) for weight in problem.weights]
@@ -46,11 +63,21 @@ def build(cell: Cell, compiled: bool) -> Callable[[], float]:
         losses = strategy.run(step, args=(rows, labels))
         return strategy.reduce(rx.ReduceOp.SUM, losses, axis=None)
 
-    batch = strategy.experimental_distribute_values_from_function(
+    return train
+
+
+def constant_batch(cell: Cell, strategy: rx.Strategy) -> tuple[Any, Any]:
+    """Rows and labels, on the replicas' devices."""
+    problem = problem_of(cell)
+    return strategy.experimental_distribute_values_from_function(
         lambda context: (
             problem.rows[context.replica_id_in_sync_group],
             problem.labels[context.replica_id_in_sync_group],
         )
     )
-    step_of_all = rx.function(train) if compiled else train
-    return lambda: float(step_of_all(*batch))
+
+
+def distributed_arrays(cell: Cell, strategy: rx.Strategy) -> rx.DistributedDataset:
+    """Batches of arrays in memory, again and again."""
+    batches = rx.from_tensor_slices(arrays_of(cell)).batch(cell.global_batch).repeat()
+    return strategy.experimental_distribute_dataset(batches)

@@ -15,7 +15,7 @@ def serve_tensorflow(compiled: bool) -> None:
 
 
 def build(cell: Cell, compiled: bool) -> Callable[[], float]:
-    names = _split_cpu(cell.replicas)
+    names = split_cpu(cell.replicas)
     strategy = tf.distribute.MirroredStrategy(names)
     problem = problem_of(cell)
     with strategy.scope():
@@ -54,7 +54,7 @@ def build(cell: Cell, compiled: bool) -> Callable[[], float]:
     return lambda: float(step_of_all(*batch))
 
 
-def _split_cpu(count: int) -> list[str]:
+def split_cpu(count: int) -> list[str]:
     """Splits the host CPU into that many devices, and names them."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(

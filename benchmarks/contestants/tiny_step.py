@@ -8,7 +8,6 @@ prints one line of JSON; overhead.py and scaling.py ask.
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _protocol import with_python
+from _replicax import VERSIONS, mirrored_strategy
 from jax.sharding import PartitionSpec
 
 import replicax as rx
@@ -115,8 +116,7 @@ def measure(
     *, replicas: int, variables: int, rounds: int, calls: int, compiles: int
 ) -> dict[str, object]:
     """Seconds: of each first call, and of the median later call of each round."""
-    jax.config.update("jax_platforms", "cpu")
-    strategy = rx.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    strategy = mirrored_strategy(replicas)
     # What the very first compilation pays for is nobody's in particular.
     for warmer in (Replicax(strategy, 1), Jax(strategy, 1)):
         seconds_of(warmer.build(collective=True))
@@ -145,11 +145,7 @@ def measure(
     return {
         "first_calls": dict(zip(("replicax", "jax"), zip(*first_calls, strict=True), strict=True)),
         "later_calls": dict(zip(("replicax", "jax"), zip(*later_calls, strict=True), strict=True)),
-        "versions": {
-            "python": platform.python_version(),
-            "replicax": rx.__version__,
-            "jax": jax.__version__,
-        },
+        "versions": with_python(VERSIONS),
     }
 
 

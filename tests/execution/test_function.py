@@ -784,3 +784,21 @@ def test_settings_of_jax_make_a_program_of_their_own():
     with jax.enable_x64(True):
         equal(f(), 8.0)
     equal(f(), 4.0)
+
+
+def test_a_compiled_method_given_to_run_is_compiled(two):
+    class Model:
+        def __init__(self):
+            self.calls = 0
+
+        @rx.function
+        def step(self, x):
+            self.calls += 1
+            return x * 2
+
+    model = Model()
+    for _ in range(3):
+        result = two.run(model.step, args=(per_replica(two, [1.0, 2.0]),))
+        components_equal(two, result, [2.0, 4.0])
+    assert model.step.tracing_count == 1
+    assert model.calls == 2  # the two passes of one trace

@@ -1,0 +1,23 @@
+"""TensorFlow: iterates over a distributed dataset, and does nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from _batches import arrays_of, fingerprint
+from _problem import Cell
+from _protocol import serve
+from _tensorflow import split_cpu
+
+
+def build(cell: Cell) -> Callable[[], Any]:
+    strategy = tf.distribute.MirroredStrategy(split_cpu(cell.replicas))
+    batches = tf.data.Dataset.from_tensor_slices(arrays_of(cell)).batch(cell.global_batch)
+    iterator = iter(strategy.experimental_distribute_dataset(batches.repeat()))
+    return lambda: next(iterator)
+
+
+if __name__ == "__main__":
+    serve(build, {"tensorflow": tf.__version__}, result_of=fingerprint)

@@ -409,6 +409,31 @@ def test_rows_of_the_users_arrays_cannot_be_changed(two):
     assert (rows == 1).all()
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("kind", ["array", "slice", "memmap", "float64", "strings"])
+def test_arrays_in_memory_are_safe_from_writes(two, kind, shuffled, tmp_path):
+    """Elements share memory with what the dataset keeps, and with nothing else."""
+    rows = np.arange(64 * 16, dtype=np.float32).reshape(64, 16)
+    if kind == "memmap":
+        rows.tofile(tmp_path / "rows")
+        rows = np.memmap(tmp_path / "rows", np.float32, "r+", shape=(64, 16))
+    elif kind == "float64":
+        rows = rows.astype(np.float64)
+    elif kind == "strings":
+        rows = rows.astype(str)
+    expected = rows.copy()
+    dataset = rx.from_tensor_slices(rows)
+    if kind == "slice":
+        dataset, expected = dataset[1::2], expected[1::2]
+    if shuffled:
+        dataset = dataset.shuffle(seed=1)
+    elements = list(two.experimental_distribute_dataset(dataset.batch(16)))
+    rows[...] = rows[::-1].copy()
+    seen = np.concatenate([np.asarray(part) for x in elements for part in x.values])
+    assert sorted(map(tuple, seen.tolist())) == sorted(map(tuple, expected.tolist()))
+    assert shuffled or seen.tolist() == expected.tolist()
+
+
 def test_examples_of_different_shapes_are_refused(two):
     options = rx.InputOptions(global_batch_size=2)
     for examples in ([np.zeros(2), np.zeros(3)], [{"a": 1}, {"b": 1}]):

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 def from_tensor_slices(arrays: Nest) -> grain.MapDataset:
     """A Grain dataset of the rows of a nest of arrays.
 
+    The arrays are copied, as TensorFlow does, so that later writes to them do not show; a
+    `np.memmap` is not.
+
     >>> import numpy as np, replicax as rx
     >>> images, labels = np.zeros((5, 8, 8)), np.arange(5)
     >>> dataset = rx.from_tensor_slices({"image": images, "label": labels}).batch(2)

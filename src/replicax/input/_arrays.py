@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from replicax._typing import Nest
+from replicax.input._memory import is_private, private_copy, private_rows
 from replicax.input._splitting import count_rows
 
 
@@ -25,7 +26,7 @@ class ArrayDataset(grain.MapDataset):
     def __init__(self, arrays: Nest, seed: int | None = None) -> None:
         super().__init__()
         leaves, structure = jax.tree.flatten(arrays, is_leaf=_is_row_of_numbers)
-        leaves = [np.asarray(leaf) for leaf in leaves]
+        leaves = [_kept(np.asanyarray(leaf)) for leaf in leaves]
         self._arrays = jax.tree.unflatten(structure, leaves)
         self._length = count_rows(leaves, structure)
         self._seed = seed
@@ -40,7 +41,7 @@ class ArrayDataset(grain.MapDataset):
         epoch, row = divmod(index, self._length)
         if self._seed is not None:
             row = self._order(epoch)[row]
-        return jax.tree.map(lambda array: _read_only(array[row]), self._arrays)
+        return jax.tree.map(lambda array: array[row], self._arrays)
 
     def slice(self, sl: slice) -> grain.MapDataset:
         if self._seed is not None:
@@ -66,10 +67,10 @@ class ArrayDataset(grain.MapDataset):
 
     def rows(self, epoch: int, start: int, stop: int) -> Nest:
         """Rows of an epoch, one after the other."""
-        part: Any = slice(start, stop)
-        if self._seed is not None:
-            part = self._order(epoch)[part]
-        return jax.tree.map(lambda array: _read_only(array[part]), self._arrays)
+        if self._seed is None:
+            return jax.tree.map(lambda array: array[start:stop], self._arrays)
+        order = self._order(epoch)[start:stop]
+        return jax.tree.map(lambda array: private_rows(array, order), self._arrays)
 
     def _order(self, epoch: int) -> np.ndarray:
         """The rows of an epoch; two epochs are kept, for readers that are at the end of one."""
@@ -110,14 +111,17 @@ class Batches(grain.MapDataset):
         return f"Batches({self._rows}, {self._size})"
 
 
+def _kept(array: np.ndarray) -> np.ndarray:
+    """A copy, which the user's later writes do not reach; of a file, the file."""
+    if isinstance(array, np.memmap):
+        view = array.view()
+        view.flags.writeable = False
+        return view
+    return array if is_private(array) else private_copy(array)
+
+
 def _is_row_of_numbers(node: Any) -> bool:
     """A list of numbers is an array, as for TensorFlow; one of arrays is a nest."""
     return isinstance(node, list) and jax.tree.all(
         jax.tree.map(lambda leaf: np.ndim(leaf) == 0 and not isinstance(leaf, np.ndarray), node)
     )
-
-
-def _read_only(array: Any) -> Any:
-    if isinstance(array, np.ndarray):  # and not a number
-        array.flags.writeable = False  # it may be a view of the user's array
-    return array

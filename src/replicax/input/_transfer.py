@@ -10,10 +10,9 @@ from jax.dtypes import canonicalize_dtype
 
 from replicax._typing import Nest
 from replicax.input._feed import Step
+from replicax.input._memory import aligned, is_private
 from replicax.topology import Topology
 from replicax.values import PerReplica, is_numeric
-
-_ALIGNMENT = 64  # of the memory that XLA uses on CPUs, in bytes
 
 
 def owned(step: Step) -> Step:
@@ -62,17 +61,17 @@ def _value(components: list[Any], topology: Topology) -> Any:
 
 
 def _copied(array: np.ndarray) -> np.ndarray:
-    """A copy, in the dtype that JAX would make of it, that is a device's memory as it is on CPUs.
+    """The array in memory that nobody else writes, in the dtype that JAX would make of it.
 
-    There JAX 0.10.2 takes NumPy's memory over if it is aligned, with `may_alias=False` too, and the
-    user's later writes would show in the element. Of memory that is not aligned it makes a copy in
-    threads of its own, which takes twice as long as this one.
+    On CPUs, JAX 0.10.2 takes NumPy's memory over if it is aligned, with `may_alias=False` too, and
+    the user's later writes would show in the element. Of memory that is not aligned it makes a copy
+    in threads of its own, which takes twice as long as this one.
     """
     if not is_numeric(array.dtype):
         return array.copy()
     dtype = canonicalize_dtype(array.dtype)
-    memory = np.empty(array.size * dtype.itemsize + _ALIGNMENT, np.uint8)
-    start = -memory.__array_interface__["data"][0] % _ALIGNMENT
-    copy = np.ndarray(array.shape, dtype, memory, start)
+    if dtype == array.dtype and is_private(array):
+        return array
+    copy = aligned(array.shape, dtype)
     copy[...] = array
     return copy

@@ -1,0 +1,56 @@
+"""Memory that a device of the host can use as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_ALIGNMENT = 64  # of the memory that XLA uses on CPUs, in bytes
+
+
+class _Private(bytearray):
+    """Memory that nobody but replicax writes."""
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array, not filled yet, whose memory JAX takes over on CPUs instead of copying it."""
+    return _array_in(np.empty(_size(shape, dtype), np.uint8), shape, dtype)
+
+
+def private_copy(array: np.ndarray) -> np.ndarray:
+    """A copy that nobody can write to, so that it need not be copied again for a device."""
+    if array.dtype.hasobject:
+        return _read_only(array.copy())
+    copy = _array_in(_Private(_size(array.shape, array.dtype)), array.shape, array.dtype)
+    copy[...] = array
+    return _read_only(copy)
+
+
+def private_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Some rows of an array, in memory of the same kind."""
+    if array.dtype.hasobject:
+        return _read_only(array[rows])
+    shape = (len(rows), *array.shape[1:])
+    taken = _array_in(_Private(_size(shape, array.dtype)), shape, array.dtype)
+    return _read_only(np.take(array, rows, axis=0, out=taken, mode="clip"))  # "raise" copies twice
+
+
+def is_private(array: np.ndarray) -> bool:
+    """Whether an array is a part of such a copy."""
+    base = array.base.base if isinstance(array.base, np.ndarray) else array.base
+    return isinstance(base, _Private) and not array.flags.writeable
+
+
+def _size(shape: tuple[int, ...], dtype: Any) -> int:
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize + _ALIGNMENT
+
+
+def _array_in(memory: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return np.ndarray(shape, dtype, memory, -address % _ALIGNMENT)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array

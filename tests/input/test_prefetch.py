@@ -58,7 +58,7 @@ def test_elements_are_made_ahead_and_not_further(two, depth):
     time.sleep(0.1)
     assert batches.pulled == 3 + depth + 2
     iterator.close()
-    assert not input_threads()
+    wait_until(lambda: not input_threads(), "the threads to end")
 
 
 def test_an_error_comes_at_its_element_with_its_traceback(two):
@@ -75,7 +75,7 @@ def test_an_error_comes_at_its_element_with_its_traceback(two):
             next(iterator)
         assert "broken_pipeline" in "".join(traceback.format_tb(caught.value.__traceback__))
     assert iterator.get_state() == state
-    assert not input_threads()
+    wait_until(lambda: not input_threads(), "the threads to end")
 
 
 def test_an_error_in_a_grain_pipeline_comes_at_its_element(two):
@@ -152,6 +152,7 @@ def test_a_generator_is_closed_with_its_iterator(two):
     iterator = iter(two.experimental_distribute_dataset(batches))
     next(iterator)
     iterator.close()
+    wait_until(lambda: bool(closed), "the generator to be closed")
     assert closed == ["replicax-input"]
 
 

@@ -425,6 +425,7 @@ def test_what_a_loop_closes_over_is_not_confused(replicas):
         results = []
         for number, x in enumerate(dataset):
             setting = Setting(float(number))
+            # A variable of the loop, which goes away: that is what this is about.
             results.append(strategy.run(lambda x: x * setting.value, args=(x,)))  # noqa: B023, F821
             del setting
         return [float(strategy.reduce("SUM", result, axis=0)) for result in results]

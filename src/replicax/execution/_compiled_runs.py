@@ -79,7 +79,7 @@ class _Identity:
             self._within.append(value)
             self.code = self.code or value.__code__
             defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-            captured = (_contents(cell) for cell in value.__closure__ or ())
+            captured = (contents_of(cell) for cell in value.__closure__ or ())
             parts = tuple(self.of(part) for part in (*defaults, *captured))
             return value.__code__, self._by_id(value.__globals__), parts
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
@@ -95,8 +95,9 @@ class _Identity:
 _EMPTY = object()
 
 
-def _contents(cell: Any) -> Any:
+def contents_of(cell: types.CellType) -> Any:
+    """What a closure has there; something that is nothing else, if nothing is assigned."""
     try:
         return cell.cell_contents
-    except ValueError:  # not assigned yet
+    except ValueError:
         return _EMPTY

@@ -14,7 +14,8 @@ import numpy as np
 from replicax import _nest
 from replicax._typing import Nest
 from replicax.errors import InconsistentTracing
-from replicax.execution._signature import describe
+from replicax.execution._compiled_runs import contents_of
+from replicax.execution._signature import describe, dressed
 from replicax.input import DistributedIterator
 from replicax.values import PerReplica
 
@@ -59,14 +60,7 @@ class Element:
         static = [leaf if fill is None else None for leaf, fill in zip(leaves, fills, strict=True)]
 
         def rebuild(arrays: Sequence[Any]) -> Nest:
-            remaining = iter(arrays)
-            return jax.tree.unflatten(
-                structure,
-                [
-                    leaf if fill is None else fill(next(remaining))
-                    for leaf, fill in zip(static, fills, strict=True)
-                ],
-            )
+            return jax.tree.unflatten(structure, dressed(static, fills, arrays))
 
         self.rebuild: Callable[[Sequence[Any]], Nest] = rebuild
 
@@ -171,17 +165,10 @@ def _place_of(
     if isinstance(python_function, types.FunctionType):
         names = python_function.__globals__
         for cell in python_function.__closure__ or ():
-            if _contents_of(cell) is iterator:
-                return lambda _: _contents_of(cell)
+            if contents_of(cell) is iterator:
+                return lambda _: contents_of(cell)
         for name in python_function.__code__.co_names:
             if names.get(name) is iterator:
                 return lambda _: names.get(name)
     reference = weakref.ref(iterator)  # programs keep no iterator alive
     return lambda _: reference()
-
-
-def _contents_of(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # deleted in the meantime
-        return None

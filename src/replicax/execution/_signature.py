@@ -86,6 +86,15 @@ def describe(
     return keys, arrays, fills
 
 
+def dressed(leaves: Sequence[Any], fills: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """The leaves that `describe` was given, with these arrays in the places of theirs."""
+    remaining = iter(arrays)
+    return [
+        leaf if fill is None else fill(next(remaining))
+        for leaf, fill in zip(leaves, fills, strict=True)
+    ]
+
+
 def _is_array(value: PerReplica | Mirrored) -> bool:
     """Whether components can form one global array."""
     if isinstance(value, Mirrored):
@@ -134,12 +143,7 @@ class Signature:
         )
 
         def function(arrays: list[Any]) -> Nest:
-            remaining = iter(arrays)
-            filled = [
-                leaf if fill is None else fill(next(remaining))
-                for leaf, fill in zip(leaves, fills, strict=True)
-            ]
-            args, kwargs = jax.tree.unflatten(structure, filled)
+            args, kwargs = jax.tree.unflatten(structure, dressed(leaves, fills, arrays))
             if strategy is None:
                 return python_function(*args, **kwargs)
             return strategy.run(python_function, args, kwargs)

@@ -82,7 +82,7 @@ class Ahead(Generic[Item]):
     def close(self) -> None:
         """Ends the thread; whoever waits for an item is told."""
         self._queue.close()
-        if not self._queue.busy:  # in the user's code, which may take any time
+        if not self._queue.busy:  # else it is in the user's code, which may take any time
             self._queue.join(_PATIENCE)
 
 

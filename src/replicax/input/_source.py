@@ -90,7 +90,7 @@ class CountingReader(Reader):
     long as every pass has the same order.
 
     Args:
-      elements: Begins a pass.
+      elements: The pass, from its beginning.
       convert: Makes a nest of NumPy arrays of an element.
       origin: What a pass of the same order can be started with; part of the state.
       done: How many elements to pass over.

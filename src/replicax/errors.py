@@ -7,6 +7,10 @@ of the reference API would catch, so `except ValueError` goes on working.
      ├─ ContextError          (RuntimeError)           wrong kind of context
      ├─ CollectiveMismatch    (RuntimeError)           replicas disagree on what to do together
      ├─ InconsistentTracing   (RuntimeError)           a function differed when traced again
+     ├─ ClusterError          (ValueError)             a cluster that is described wrongly
+     ├─ StartFailed           (RuntimeError)           the workers of a cluster did not come together
+     ├─ WorkerLost            (RuntimeError)           another worker died, failed, left or is stuck
+     ├─ ProgramMismatch       (RuntimeError)           workers are about to run different programs
      ├─ DeviceError           (ValueError)             unknown, repeated or missing device
      ├─ InvalidArgument       (ValueError)             an argument that cannot mean anything here
      │   ├─ ShapeMismatch                              shapes that do not fit each other
@@ -35,6 +39,22 @@ class CollectiveMismatch(ReplicaxError, RuntimeError):
 
 class InconsistentTracing(ReplicaxError, RuntimeError):
     """A function did something else when it was traced a second time."""
+
+
+class ClusterError(ReplicaxError, ValueError):
+    """What was said about a cluster (in TF_CONFIG, say) is malformed or contradicts itself."""
+
+
+class StartFailed(ReplicaxError, RuntimeError):
+    """The workers of a cluster did not come together."""
+
+
+class WorkerLost(ReplicaxError, RuntimeError):
+    """Another worker died, failed, left or is stuck, so that work together cannot go on."""
+
+
+class ProgramMismatch(ReplicaxError, RuntimeError):
+    """Workers are about to run programs that differ."""
 
 
 class DeviceError(ReplicaxError, ValueError):

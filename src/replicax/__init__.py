@@ -3,8 +3,9 @@
 Write a training step once; a strategy decides on which devices and in how many replicas it runs.
 """
 
-from replicax import config, errors, experimental, parts
+from replicax import cluster_resolver, config, errors, experimental, parts
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
+from replicax.cluster import ClusterSpec
 from replicax.execution import ReplicaContext, function
 from replicax.input import (
     AutoShardPolicy,
@@ -18,6 +19,7 @@ from replicax.input import (
 from replicax.integrations.optax import Optimizer
 from replicax.strategies import (
     MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     RunOptions,
     Strategy,
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoShardPolicy",
+    "ClusterSpec",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
@@ -44,6 +47,7 @@ __all__ = [
     "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",
     "PerReplica",
@@ -57,6 +61,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "__version__",
+    "cluster_resolver",
     "config",
     "errors",
     "experimental",

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 from jax._src import config as _config
+from jax._src import distributed as _distributed
+from jax._src import xla_bridge as _xla_bridge
+from jax._src.lib import _jax
 
 
 def thread_configuration() -> Callable[[], AbstractContextManager[None]]:
@@ -32,6 +37,52 @@ def thread_configuration() -> Callable[[], AbstractContextManager[None]]:
             yield
 
     return entered
+
+
+_started_at: list[str] = []
+
+
+def backends_are_initialized() -> bool:
+    """Whether JAX has looked for devices. Public functions find out by doing it."""
+    return _xla_bridge.backends_are_initialized()
+
+
+def note_where_backend_starts() -> None:
+    """Remembers which line of the program makes JAX look for devices, for a message.
+
+    Why: workers have to come together before that, and JAX says only that it is too late.
+    """
+    if not backends_are_initialized():
+        _xla_bridge.register_backend_factory("cpu", _noting_cpu_client, priority=0)
+
+
+def backend_started_at() -> str:
+    """The lines that did, if they were noted."""
+    return "".join(_started_at)
+
+
+def set_cpu_collectives_host(host: str) -> None:
+    """Makes Gloo listen on `host`, an address of this machine; before the backend is started.
+
+    Why: it listens on the address of the machine's own name, which on a loopback cluster is more
+    than it should, and in a container or a network namespace may be one that nobody can reach.
+    JAX has the parameter, and no setting for it.
+    """
+    _xla_bridge.register_backend_factory("cpu", functools.partial(_cpu_client_on, host), priority=0)
+
+
+def _noting_cpu_client() -> Any:
+    own = ("/jax/", "/replicax/", "<frozen")
+    stack = [f for f in traceback.extract_stack() if not any(part in f.filename for part in own)]
+    _started_at[:] = traceback.format_list(stack[-2:])
+    return _xla_bridge.make_cpu_client()
+
+
+def _cpu_client_on(host: str) -> Any:
+    collectives = _jax.make_gloo_tcp_collectives(
+        distributed_client=_distributed.global_state.client, hostname=host
+    )
+    return _xla_bridge.make_cpu_client(collectives)
 
 
 def derivative_rules(parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:

@@ -11,6 +11,7 @@ of the reference API would catch, so `except ValueError` goes on working.
      ├─ StartFailed           (RuntimeError)           the workers of a cluster did not come together
      ├─ WorkerLost            (RuntimeError)           another worker died, failed, left or is stuck
      ├─ ProgramMismatch       (RuntimeError)           workers are about to run different programs
+     ├─ InputFailed           (RuntimeError)           the dataset of another worker failed
      ├─ DeviceError           (ValueError)             unknown, repeated or missing device
      ├─ InvalidArgument       (ValueError)             an argument that cannot mean anything here
      │   ├─ ShapeMismatch                              shapes that do not fit each other
@@ -55,6 +56,10 @@ class WorkerLost(ReplicaxError, RuntimeError):
 
 class ProgramMismatch(ReplicaxError, RuntimeError):
     """Workers are about to run programs that differ."""
+
+
+class InputFailed(ReplicaxError, RuntimeError):
+    """The dataset of another worker failed, so that there is no next step."""
 
 
 class DeviceError(ReplicaxError, ValueError):

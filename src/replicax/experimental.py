@@ -6,7 +6,13 @@ from replicax.collectives import (
     CommunicationOptions,
 )
 from replicax.input import Optional
-from replicax.strategies import CentralStorageStrategy, ValueContext
+from replicax.strategies import (
+    CentralStorageStrategy,
+    ValueContext,
+)
+from replicax.strategies import (
+    ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+)
 
 CollectiveCommunication = CommunicationImplementation
 
@@ -16,6 +22,7 @@ __all__ = [
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
     "Optional",
     "ValueContext",
 ]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from replicax._enums import ReduceOp
@@ -23,7 +21,7 @@ from replicax.collectives._interface import (
 )
 from replicax.collectives._options import CommunicationOptions
 from replicax.topology import Topology
-from replicax.values import Mirrored, PerReplica, place
+from replicax.values import Mirrored, PerReplica, Shape, place, settle_shapes
 
 
 @final
@@ -36,9 +34,12 @@ class AcrossArrays(Collectives):
     def reduce(
         self, op: ReduceOp, values: Sequence[PerReplica], options: CommunicationOptions
     ) -> list[Mirrored]:
+        label = f"reduce {op.value}"
         for value in values:
-            require_numeric(value, f"reduce {op.value}")
-            require_alike(value, f"reduce {op.value}")
+            require_numeric(value, label)
+        settle_shapes(values, label)
+        for value in values:
+            require_alike(value, label)
         if not values:
             return []
         if self._topology.num_replicas == 1:
@@ -48,7 +49,7 @@ class AcrossArrays(Collectives):
         scalars = tuple(value.scalars for value in values)
         program = _reduction(self._topology, op, scalars, options.dtype)
         arrays = [value.array(self._topology) for value in values]
-        sums = launch(self._topology, program, arrays)
+        sums = launch(self._topology, label, program, arrays)
         return [Mirrored.from_array(array, self._topology) for array in sums]
 
     def _alone(self, op: ReduceOp, value: PerReplica) -> Mirrored:
@@ -57,21 +58,51 @@ class AcrossArrays(Collectives):
 
     def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
         require_numeric(value, "gather")
+        settle_shapes([value], f"gather along axis {axis}")
         require_gatherable(value, axis)
+        axis = int(axis)
         if isinstance(value.array(self._topology) if value.uniform else None, Tracer):
-            return self.mirror(jnp.concatenate(value.values, axis=int(axis)))
+            return self.mirror(jnp.concatenate(value.values, axis=axis))
+        if self._topology.spans_processes:
+            return self._gather_from_workers(value, axis)
         # On the first device: the components may differ in size along the axis, and would need a
         # program for every combination of sizes.
         first = self._topology.local_devices[0]
         parts = [place(component, first) for component in value.values]
-        return self.mirror(jnp.concatenate(parts, axis=int(axis)))
+        return self.mirror(jnp.concatenate(parts, axis=axis))
+
+    def _gather_from_workers(self, value: PerReplica, axis: int) -> Mirrored:
+        """Components travel at the size of the largest, one program for all that have that size."""
+        sizes = [shape[axis] for shape in value.shapes]
+        longest = max(sizes)
+
+        def padded(component: Any) -> jax.Array:
+            array = jnp.asarray(component)
+            missing = [(0, longest - array.shape[d] if d == axis else 0) for d in range(array.ndim)]
+            return jnp.pad(array, missing)[None]
+
+        def padded_shape(shape: Shape) -> Shape:
+            return (1, *shape[:axis], longest, *shape[axis + 1 :])
+
+        stacked = value.map(padded, padded_shape).array(self._topology)
+        program = _replication(self._topology)
+        (everything,) = launch(self._topology, f"gather along axis {axis}", program, [stacked])
+        local = everything.addressable_data(0)
+        parts = [
+            jax.lax.slice_in_dim(local[replica], 0, size, axis=axis)
+            for replica, size in enumerate(sizes)
+        ]
+        return self.mirror(jnp.concatenate(parts, axis=axis))
 
     def broadcast(self, value: PerReplica) -> Mirrored:
-        return self.mirror(value.primary)
-
-    def count(self, value: PerReplica, axes: tuple[int, ...]) -> int:
-        sizes = [math.prod(np.shape(x)[axis] for axis in axes) for x in value.samples()]
-        return sum(sizes) if len(sizes) > 1 else sizes[0] * self._topology.num_replicas
+        if not self._topology.spans_processes or isinstance(value.primary, Tracer):
+            return self.mirror(value.primary)
+        settle_shapes([value], "broadcast")
+        require_alike(value, "broadcast")
+        stacked = value.map(lambda c: jnp.asarray(c)[None], lambda shape: (1, *shape))
+        program = _first_of_all(self._topology)
+        (first,) = launch(self._topology, "broadcast", program, [stacked.array(self._topology)])
+        return self.as_mirrored(first)
 
     def mirror(self, value: Any) -> Mirrored:
         if isinstance(value, Mirrored):
@@ -112,3 +143,15 @@ def _reduction(
         return [combine(array, scalar) for array, scalar in zip(arrays, scalars, strict=True)]
 
     return jax.jit(program, out_shardings=topology.replicated)
+
+
+@functools.lru_cache(maxsize=64)
+def _replication(topology: Topology) -> Any:
+    """A program that brings global arrays to every device."""
+    return jax.jit(lambda arrays: arrays, out_shardings=topology.replicated)
+
+
+@functools.lru_cache(maxsize=64)
+def _first_of_all(topology: Topology) -> Any:
+    """A program that brings the first rows of global arrays to every device."""
+    return jax.jit(lambda arrays: [a[0] for a in arrays], out_shardings=topology.replicated)

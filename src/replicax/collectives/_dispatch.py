@@ -1,4 +1,4 @@
-"""Bounds the programs with collectives that are in flight on CPU devices."""
+"""Starts programs with collectives, in the way that the devices and the other workers need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from replicax import _context
+from replicax import _context, cluster
 from replicax.topology import Topology
 
 _lock = threading.Lock()
@@ -17,7 +17,7 @@ _previous: list[jax.Array] = []
 
 
 def launch(
-    topology: Topology, program: Callable[..., list[jax.Array]], *args: Any
+    topology: Topology, label: str, program: Callable[..., list[jax.Array]], *args: Any
 ) -> list[jax.Array]:
     """Calls `program(*args)`, which has collectives over the devices of `topology`.
 
@@ -25,9 +25,19 @@ def launch(
     virtual devices: 1,000 un-awaited sums on 4 devices do it. Waiting for the previous one first
     costs nothing measurable there. The lock keeps two threads from queueing their programs on the
     devices in different orders. Accelerators queue in order and need none of this.
+
+    A program that several workers run is awaited on CPUs, so that the loss of a worker is an
+    exception here, and not wherever the result is first used.
     """
     tracing = _context.current().program is not None
-    if tracing or topology.num_replicas == 1 or topology.devices[0][0].platform != "cpu":
+    on_cpu = topology.devices[0][0].platform == "cpu"
+    if tracing or topology.num_replicas == 1:
+        return program(*args)
+    if topology.spans_processes:
+        with _lock, cluster.current().launching(label):
+            outputs = program(*args)
+            return jax.block_until_ready(outputs) if on_cpu else outputs
+    if not on_cpu:
         return program(*args)
     with _lock:
         for array in _previous:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from replicax._enums import ReduceOp
 from replicax.collectives._interface import (
@@ -58,10 +56,6 @@ class InProgram(Collectives):
 
     def broadcast(self, value: PerReplica) -> Mirrored:
         return self.as_mirrored(jax.lax.all_gather(value.component(0), REPLICA_AXIS)[0])
-
-    def count(self, value: PerReplica, axes: tuple[int, ...]) -> int:
-        (sample,) = value.samples()
-        return math.prod(np.shape(sample)[axis] for axis in axes) * self._topology.num_replicas
 
     def mirror(self, value: Any) -> Mirrored:
         return value if isinstance(value, Mirrored) else self.as_mirrored(jnp.asarray(value))

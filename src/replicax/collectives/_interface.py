@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from replicax._enums import ReduceOp, VariableAggregation
 from replicax.collectives._options import CommunicationOptions
 from replicax.errors import InvalidType, ShapeMismatch
-from replicax.values import Mirrored, PerReplica, describe_shapes
+from replicax.values import Mirrored, PerReplica, Shape, describe_shapes, settle_shapes
 
 
 class Collectives(ABC):
@@ -45,10 +46,6 @@ class Collectives(ABC):
     def distribute(self, values: Sequence[Any]) -> PerReplica:
         """`values[i]` for replica i."""
 
-    @abstractmethod
-    def count(self, value: PerReplica, axes: tuple[int, ...]) -> Any:
-        """How many elements all components have together along `axes`."""
-
     def reduce_over(self, op: ReduceOp, value: PerReplica, axes: tuple[int, ...]) -> Mirrored:
         """Combines over `axes` of each component as well; components may differ in size there."""
 
@@ -58,11 +55,16 @@ class Collectives(ABC):
                 array = array.astype(_mean_dtype(array.dtype))
             return jnp.sum(array, axis=axes, dtype=result_dtype(op, array.dtype))
 
-        (total,) = self.reduce(ReduceOp.SUM, [value.map(local_sum)], CommunicationOptions())
+        def without_axes(shape: Shape) -> Shape:
+            return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+        settle_shapes([value], f"reduce {op.value} over axes {axes}")
+        sums = value.map(local_sum, without_axes)
+        (total,) = self.reduce(ReduceOp.SUM, [sums], CommunicationOptions())
         if op is ReduceOp.SUM:
             return total
         # The number of elements over all replicas: a last partial batch weighs what it has.
-        count = self.count(value, axes)
+        count = sum(math.prod(shape[axis] for axis in axes) for shape in value.shapes)
         (sample, *_) = value.samples()
         dtype = jnp.result_type(getattr(sample, "dtype", sample))
         result = result_dtype(op, dtype)
@@ -112,15 +114,15 @@ def require_alike(value: PerReplica, method: str) -> None:
         raise InvalidType(f"`{method}` needs one dtype on all replicas; got {seen}.")
     if not value.uniform:
         raise ShapeMismatch(
-            f"`{method}` needs equal shapes on all replicas; got {describe_shapes(samples)}. "
+            f"`{method}` needs equal shapes on all replicas; got {describe_shapes(value.shapes)}. "
             "To combine batches of different size, give `strategy.reduce` the batch axis: `axis=0`."
         )
 
 
 def require_gatherable(value: PerReplica, axis: int) -> None:
     """Checks that components can be put one after another along `axis`."""
-    shapes = [np.shape(sample) for sample in value.samples()]
-    seen = describe_shapes(value.samples())
+    shapes = value.shapes
+    seen = describe_shapes(shapes)
     if any(not shape for shape in shapes):
         raise ShapeMismatch(
             f"`gather` needs values with at least one dimension; got {seen}. "

@@ -212,7 +212,8 @@ class Function:
 
     def _lifted(self, signature: Signature, arrays: list[Any], pulls: Pulls) -> Lifted:
         bound = signature.bind(self.python_function)
-        return Lifted(bound, signature.frame, arrays, signature.plain_arrays(), pulls)
+        plain = signature.plain_arrays()
+        return Lifted(bound, signature.frame, arrays, plain, pulls, self.__name__)
 
     def _conform(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
         """The arguments, checked against the input signature; numbers as the arrays it asks for."""

@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-from replicax import _context, _nest
+from replicax import _context, _nest, cluster
 from replicax._context import Frame
 from replicax._typing import Nest
 from replicax.collectives import launch
@@ -40,6 +40,7 @@ class Lifted:
       plain: Which of them are `jax.Array`s that the user gave, on whatever devices.
       pulls: Is told which elements of iterators the function takes. The arrays of these come after
         the others when the program is called.
+      name: What the function is called.
     """
 
     def __init__(
@@ -49,7 +50,10 @@ class Lifted:
         arrays: Sequence[Any],
         plain: Sequence[int],
         pulls: Pulls,
+        name: str,
     ) -> None:
+        self._label = f"the compiled function `{name}`"
+        self._agreed = False
         plan = Plan(pulls=pulls)
         outputs = _Outputs()
 
@@ -102,10 +106,12 @@ class Lifted:
         with _lock:
             states = self._states()
             arguments = [*states, *self._on_mesh(arrays)]
+            if not self._agreed:
+                self._agree(arguments)
             if topology is None:
                 results = self.jitted(*arguments)
             else:
-                results = launch(topology, self.jitted, *arguments)
+                results = launch(topology, self._label, self.jitted, *arguments)
             if not self._donates:
                 jax.block_until_ready(results)  # it may fail, and nothing is changed before
             for variable, array in zip(self.written, results, strict=False):
@@ -115,6 +121,19 @@ class Lifted:
     def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
         """The program for these arrays, as JAX shows it; nothing is run."""
         return self.jitted.lower(*self._states(), *self._on_mesh(arrays))
+
+    def _agree(self, arguments: Sequence[Any]) -> None:
+        """Before its first run: makes sure that all workers are about to run the same program."""
+        if self.topology is not None and self.topology.spans_processes:
+            facts = {
+                "arguments": "\n".join(f"{a.dtype}{list(a.shape)}" for a in arguments),
+                "variables": "\n".join(variable.name for variable in (*self.written, *self.read)),
+            }
+
+            # A program that calls Python has numbers in it that are of this process only.
+            text = self.jitted.lower(*arguments).as_text() if self._donates else ""
+            cluster.current().agree_on_program(self._label, facts, text)
+        self._agreed = True
 
     def _states(self) -> list[Any]:
         topology = self.topology
@@ -131,6 +150,8 @@ class Lifted:
     def _on_mesh(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Plain arrays that are committed to other devices than the program's are brought there."""
         topology = self.topology
+        if topology is not None and topology.spans_processes:
+            return [_spanning(array, topology) for array in arrays]
         if topology is None or not self._plain:
             return arrays
         devices = topology.replicated.device_set
@@ -144,6 +165,13 @@ class Lifted:
             ):
                 moved[index] = topology.replicate(array)
         return moved
+
+
+def _spanning(array: Any, topology: Topology) -> jax.Array:
+    """What this process has for a program of all workers."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return array
+    return topology.replicate(array)
 
 
 @jax.jit

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, final
 
 import jax
 from jax.dtypes import canonicalize_dtype
 
-from replicax import _context
+from replicax import _context, cluster
 from replicax._enums import InputReplicationMode
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable
-from replicax.input._elements import Elements, FromMemory, Keeping, Prepared
+from replicax.input._agreement import AgreeingFeed
+from replicax.input._elements import Elements, FromMemory, Keeping, Prepared, Watched
 from replicax.input._feed import Feed, SplittingFeed, Step, TakingFeed, first_step
 from replicax.input._iterator import DistributedIterator
 from replicax.input._options import InputContext, InputOptions
@@ -86,11 +88,16 @@ def distribute_from_function(
             "(`experimental_place_dataset_on_device`). Leave `repeat()` out: a dataset on the "
             "device is read once, however often you iterate over it."
         )
+    length = _Length.of_steps(sources, len(workers.local))
+    if topology.spans_processes:
+        length = _Length.of_workers(
+            cluster.current().meet("making a dataset", [length.steps, length.infinite])
+        )
     return DistributedDataset(
         topology,
         options,
         functools.partial(TakingFeed, sources, len(workers.local)),
-        _Length.of_steps(sources, len(workers.local)),
+        length,
         all(source.quick for source in sources),
     )
 
@@ -127,6 +134,15 @@ class _Length:
         return cls(
             max(known) if len(known) == len(lengths) else None,
             any(source.infinite for source in sources),
+        )
+
+    @staticmethod
+    def of_workers(lengths: list[tuple[int | None, bool]]) -> _Length:
+        """Of all workers together, who go on as long as one of them has something."""
+        steps = [each for each, _ in lengths if each is not None]
+        return _Length(
+            max(steps) if len(steps) == len(lengths) else None,
+            any(infinite for _, infinite in lengths),
         )
 
 
@@ -167,6 +183,8 @@ class DistributedDataset:
         self._quick = quick
         self._spec: Nest | None = None
         self._kept: list[Prepared] | None = None
+        if topology.spans_processes:
+            self._topic = f"dataset {cluster.current().number('dataset')}"
 
     def __iter__(self) -> DistributedIterator:
         program = _context.current().program
@@ -206,20 +224,38 @@ class DistributedDataset:
         """A pass, from where another one stood after so many steps."""
         if self._kept is not None:
             return FromMemory(self._kept, steps)
-        begin: Callable[[], Producer] = functools.partial(self._begin, None)
-        if feed_state is not None:
-            begun = self._begin(feed_state)  # here, so that a state that does not fit is refused
-            begin = functools.partial(_given, begun)
+        closed = threading.Event()
+        begin = self._pass(closed)
+        if feed_state is None:
+            produce: Callable[[], Producer] = functools.partial(begin, None)
+        else:
+            begun = begin(feed_state)  # here, so that a state that does not fit is refused
+            produce = functools.partial(_given, begun)
         depth = self._options.experimental_per_replica_buffer_size
         prepare = functools.partial(self._prepare, steps == 0)
         if self._quick:
-            ahead = Ahead(begin, prepare, depth)
+            ahead: Elements = Ahead(produce, prepare, depth, closed=closed)
         else:
-            reader = ReadAhead(begin, owned)
+            reader = ReadAhead(produce, owned, closed)
             ahead = Ahead(functools.partial(_given, reader), prepare, depth, reader.steps)
+        if self._topology.spans_processes:
+            ahead = Watched(ahead, cluster.current().progress)
         if self._options.experimental_place_dataset_on_device and steps == 0:
             return Keeping(ahead, self._keep)
         return ahead
+
+    def _pass(self, closed: threading.Event) -> Callable[[Any], Feed]:
+        """How a pass begins; where there are several workers, as the same pass on all of them."""
+        if not self._topology.spans_processes:
+            return self._begin
+        session = cluster.current()
+        topic = f"{self._topic}/pass {session.number(self._topic)}"
+
+        def begin(state: Any) -> Feed:
+            replicas = len(self._topology.local_replicas)
+            return AgreeingFeed(self._begin(state), replicas, session, topic, closed)
+
+        return begin
 
     def _keep(self, elements: list[Prepared]) -> None:
         """From now on all passes give these."""

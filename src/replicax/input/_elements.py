@@ -8,6 +8,7 @@ from typing import Any, Protocol, final
 import jax
 
 from replicax._typing import Nest
+from replicax.cluster import Progress
 
 Prepared = tuple[Nest, dict[str, Any]]  # an element, and where the pass stands after it
 
@@ -20,6 +21,26 @@ class Elements(Protocol):
     def take(self) -> Prepared: ...
 
     def close(self) -> None: ...
+
+
+@final
+class Watched:
+    """Takes from another one, and lets it be known when that takes long because of other workers."""
+
+    def __init__(self, elements: Elements, progress: Progress) -> None:
+        self._elements = elements
+        self._progress = progress
+
+    def peek(self, count: int) -> list[Prepared]:
+        with self._progress.for_element():
+            return self._elements.peek(count)
+
+    def take(self) -> Prepared:
+        with self._progress.for_element():
+            return self._elements.take()
+
+    def close(self) -> None:
+        self._elements.close()
 
 
 @final

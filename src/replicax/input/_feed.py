@@ -15,6 +15,7 @@ import numpy as np
 from replicax.errors import InvalidArgument, StructureMismatch
 from replicax.input._source import Reader, Source, fields_of
 from replicax.input._splitting import Bounds, Workers, count_rows
+from replicax.values import Shape
 
 
 @dataclass(slots=True)
@@ -24,7 +25,8 @@ class Step:
     For each leaf of the element there is either one array of all local replicas' rows, which have
     the same number each (`wholes`), or an array for each replica (`parts`). `state` is where the
     pass stands after the step. `owned` says that the memory is nobody else's; else the source may
-    use it again for the next step.
+    use it again for the next step. `shapes` are, for each leaf, those of the arrays of all replicas
+    on all workers, if there are several.
     """
 
     structure: Any
@@ -33,6 +35,7 @@ class Step:
     parts: list[list[np.ndarray]]
     state: dict[str, Any]
     owned: bool = False
+    shapes: list[tuple[Shape, ...]] | None = None
 
     def columns(self) -> list[list[np.ndarray]]:
         """For each leaf, an array for each replica."""
@@ -47,6 +50,11 @@ class Feed(ABC):
     @abstractmethod
     def step(self) -> Step:
         """The next step; raises StopIteration at the end."""
+
+    @property
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Where the pass stands."""
 
     @abstractmethod
     def close(self) -> None:
@@ -93,7 +101,7 @@ class SplittingFeed(Feed):
             wholes = [leaf[first:last] for leaf in self._leaves]
         else:
             parts = [[leaf[start:stop] for start, stop in bounds] for leaf in self._leaves]
-        return Step(self._check.structure, len(bounds), wholes, parts, self._state())
+        return Step(self._check.structure, len(bounds), wholes, parts, self.state)
 
     def _begin_batch(self, rows_done: int = 0, steps_done: int = 0) -> None:
         leaves, structure = jax.tree.flatten(self._reader.read())
@@ -106,7 +114,8 @@ class SplittingFeed(Feed):
         self._cuts.extend(self._cut(rows, self._full, rows_done, steps_done))
         self._steps_of_batch = steps_done
 
-    def _state(self) -> dict[str, Any]:
+    @property
+    def state(self) -> dict[str, Any]:
         """Inside of a batch it is that before the batch, and how much of the batch is done."""
         inside = bool(self._cuts)
         return {
@@ -150,7 +159,7 @@ class TakingFeed(Feed):
             [_rows_or_none(element, leaf, example) for element in elements]
             for leaf in range(len(example))
         ]
-        return Step(self._check.structure, self._replicas, None, parts, self._state())
+        return Step(self._check.structure, self._replicas, None, parts, self.state)
 
     def _take(self, index: int) -> list[np.ndarray] | None:
         reader = self._readers[index]
@@ -168,7 +177,8 @@ class TakingFeed(Feed):
         self._check(structure, leaves)
         return leaves
 
-    def _state(self) -> dict[str, Any]:
+    @property
+    def state(self) -> dict[str, Any]:
         states = [
             last if reader is None else reader.get_state()
             for reader, last in zip(self._readers, self._last_states, strict=True)

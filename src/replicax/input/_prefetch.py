@@ -49,6 +49,7 @@ class Ahead(Generic[Item]):
       finish: Makes an item of what the producer gave.
       depth: How many items may be ready; nothing is pulled when they are.
       reader: Another one that the producer takes from, which ends with this one.
+      closed: Is set when nobody wants more items, for a producer that may be waiting.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class Ahead(Generic[Item]):
         finish: Callable[[Any], Item],
         depth: int,
         reader: Ahead[Any] | None = None,
+        closed: threading.Event | None = None,
     ) -> None:
-        self._queue: _Queue[Item] = _Queue(depth, reader._queue if reader is not None else None)
+        upstream = reader._queue if reader is not None else None
+        self._queue: _Queue[Item] = _Queue(depth, upstream, closed or threading.Event())
         configured = thread_configuration()
         self._thread = threading.Thread(
             target=_work,
@@ -95,8 +98,10 @@ class ReadAhead:
     would go on reading only when that was taken, by a thread that then does not let go of Python.
     """
 
-    def __init__(self, begin: Callable[[], Producer], finish: Callable[[Any], Any]) -> None:
-        self.steps: Ahead[Any] = Ahead(begin, finish, depth=2)
+    def __init__(
+        self, begin: Callable[[], Producer], finish: Callable[[Any], Any], closed: threading.Event
+    ) -> None:
+        self.steps: Ahead[Any] = Ahead(begin, finish, depth=2, closed=closed)
 
     def step(self) -> Any:
         return self.steps.take()
@@ -109,9 +114,10 @@ class ReadAhead:
 class _Queue(Generic[Item]):
     """What both threads know."""
 
-    def __init__(self, depth: int, upstream: _Queue[Any] | None) -> None:
+    def __init__(self, depth: int, upstream: _Queue[Any] | None, closed: threading.Event) -> None:
         self._depth = depth
         self._upstream = upstream
+        self._told = closed
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()  # re-entrant: the garbage collector calls `close`
         self._ended: BaseException | None = None
@@ -170,6 +176,7 @@ class _Queue(Generic[Item]):
     def close(self) -> None:
         with self._changed:
             self._closed = True
+            self._told.set()
             self._items.clear()
             self._changed.notify_all()
         if self._upstream is not None:  # which this one's thread may be waiting for

@@ -37,14 +37,14 @@ def to_devices(step: Step, topology: Topology) -> Nest:
         placed = jax.device_put([columns[leaf] for leaf in numeric], [devices] * len(numeric))
         for leaf, column in zip(numeric, placed, strict=True):
             columns[leaf] = column
-        leaves = [_value(column, topology) for column in columns]
+        leaves = _values(columns, step, topology)
     return jax.tree.unflatten(step.structure, leaves)
 
 
 def to_host(step: Step, topology: Topology) -> Nest:
     """The element of a step, as NumPy arrays."""
     columns = owned(step).columns()
-    return jax.tree.unflatten(step.structure, [_value(column, topology) for column in columns])
+    return jax.tree.unflatten(step.structure, _values(columns, step, topology))
 
 
 def _split(whole: np.ndarray, topology: Topology) -> PerReplica:
@@ -55,9 +55,19 @@ def _split(whole: np.ndarray, topology: Topology) -> PerReplica:
     return PerReplica.from_array(array, topology)
 
 
-def _value(components: list[Any], topology: Topology) -> Any:
-    """With one replica, values are plain everywhere."""
-    return components[0] if topology.num_replicas == 1 else PerReplica(components, topology)
+def _values(columns: list[list[Any]], step: Step, topology: Topology) -> list[Any]:
+    """For each leaf, the value of all replicas; with one replica, values are plain everywhere."""
+    if topology.num_replicas == 1:
+        return [column[0] for column in columns]
+    shapes = step.shapes or [None] * len(columns)
+    values = [
+        PerReplica(column, topology, shapes=known)
+        for column, known in zip(columns, shapes, strict=True)
+    ]
+    for value in values:
+        if topology.spans_processes and isinstance(value.primary, jax.Array) and value.uniform:
+            value.array(topology)  # now, ahead of the step
+    return values
 
 
 def _copied(array: np.ndarray) -> np.ndarray:

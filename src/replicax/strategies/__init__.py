@@ -10,12 +10,18 @@ from replicax.strategies._current import (
 )
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._mirrored import MirroredStrategy
+from replicax.strategies._multi_worker import (
+    ExperimentalMultiWorkerMirroredStrategy,
+    MultiWorkerMirroredStrategy,
+)
 from replicax.strategies._one_device import OneDeviceStrategy
 from replicax.strategies._strategy import RunOptions, Strategy, ValueContext
 
 __all__ = [
     "CentralStorageStrategy",
+    "ExperimentalMultiWorkerMirroredStrategy",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "RunOptions",
     "Strategy",

@@ -14,7 +14,7 @@ from replicax._enums import ReduceOp, VariableSynchronization
 from replicax._typing import Nest
 from replicax.collectives import CommunicationOptions, require_numeric
 from replicax.errors import InvalidArgument, InvalidType, ShapeMismatch
-from replicax.values import Mirrored, PerReplica, describe_shapes
+from replicax.values import Mirrored, PerReplica, Shape, describe_shapes
 from replicax.variables import Variable
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) ->
         ]
     else:
         outputs = [
-            jnp.mean(leaf_array(leaf), axis=_axes(axis, [leaf_array(leaf)]))
+            jnp.mean(leaf_array(leaf), axis=_axes(axis, [leaf_array(leaf).shape]))
             if value is None
-            else collectives.reduce_over(op, value, _axes(axis, value.values)).primary
+            else collectives.reduce_over(op, value, _axes(axis, value.shapes)).primary
             for leaf, value in zip(leaves, values, strict=True)
         ]
     return jax.tree.unflatten(structure, outputs)
@@ -101,14 +101,14 @@ def leaf_array(leaf: Any) -> jax.Array:
     return jnp.asarray(leaf.primary if isinstance(leaf, Mirrored) else leaf)
 
 
-def _axes(axis: int | Sequence[int], components: Sequence[Any]) -> tuple[int, ...]:
-    """`axis` as distinct non-negative numbers, checked against every component."""
+def _axes(axis: int | Sequence[int], shapes: Sequence[Shape]) -> tuple[int, ...]:
+    """`axis` as distinct non-negative numbers, checked against the shape of every component."""
     given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
-    ranks = {np.ndim(component) for component in components}
+    ranks = {len(shape) for shape in shapes}
     rank = min(ranks)
     if len(ranks) > 1 or any(not -rank <= a < rank for a in given):
         raise ShapeMismatch(
             f"`reduce` along axis {axis!r} is out of range for the values; got "
-            f"{describe_shapes(components)}."
+            f"{describe_shapes(shapes)}."
         )
     return tuple(dict.fromkeys(int(a) % rank for a in given))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax._typing import DeviceLike
@@ -87,6 +88,11 @@ class Topology:
         return tuple(self.devices[i][0] for i in self.local_replicas)
 
     @cached_property
+    def spans_processes(self) -> bool:
+        """Whether some of the replicas belong to other processes."""
+        return len(self.local_replicas) < self.num_replicas
+
+    @cached_property
     def mesh(self) -> Mesh:
         """All devices as a mesh: a replica axis, and a logical axis for each prime factor.
 
@@ -109,8 +115,17 @@ class Topology:
         return NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
 
     def replicate(self, value: Any) -> jax.Array:
-        """`value` on every device of the topology."""
-        return jax.device_put(value, self.replicated)
+        """`value` on every device of the topology; the same one in every process."""
+        if not self.spans_processes or isinstance(value, Tracer):
+            return jax.device_put(value, self.replicated)
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            if value.sharding == self.replicated:
+                return value
+            value = value.addressable_data(0)
+        # Each process brings its own copies. `device_put` would compare the values of all
+        # processes first, in a collective of its own.
+        copies = jax.device_put([value] * len(self.local_devices), list(self.local_devices))
+        return jax.make_array_from_single_device_arrays(copies[0].shape, self.replicated, copies)
 
     def __str__(self) -> str:
         kind = self.devices[0][0].platform.upper()

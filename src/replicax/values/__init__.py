@@ -4,9 +4,11 @@ from replicax.values._distributed import (
     DistributedValues,
     Mirrored,
     PerReplica,
+    Shape,
     describe_shapes,
     is_numeric,
     place,
+    settle_shapes,
 )
 from replicax.values._regroup import Component, regroup, require_home, select
 
@@ -15,10 +17,12 @@ __all__ = [
     "DistributedValues",
     "Mirrored",
     "PerReplica",
+    "Shape",
     "describe_shapes",
     "is_numeric",
     "place",
     "regroup",
     "require_home",
     "select",
+    "settle_shapes",
 ]

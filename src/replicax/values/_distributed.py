@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from replicax import _context
+from replicax import _context, cluster
 from replicax._operators import ArrayOperators
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
 from replicax.topology import REPLICA_AXIS, Topology
+
+Shape = tuple[int, ...]
 
 
 class DistributedValues(ABC):
@@ -129,9 +131,21 @@ class PerReplica(DistributedValues):
     }
     """
 
-    __slots__ = ("_scalars",)
+    __slots__ = ("_scalars", "_shapes")
 
     _scalars: bool
+    _shapes: tuple[Shape, ...] | None
+
+    def __init__(
+        self,
+        values: Sequence[Any],
+        topology: Topology | None = None,
+        *,
+        shapes: Sequence[Shape] | None = None,
+    ) -> None:
+        """Of one component for each local replica; `shapes` are those of all replicas, if known."""
+        super().__init__(values, topology)
+        self._shapes = None if shapes is None else tuple(shapes)
 
     @classmethod
     def from_array(
@@ -148,16 +162,22 @@ class PerReplica(DistributedValues):
         """
         self = cls._of_array(array, topology, inside)
         self._scalars = array.ndim == 0 if inside else scalars
+        self._shapes = None
         return self
 
-    def map(self, function: Callable[[Any], Any]) -> PerReplica:
-        """`function` of every component."""
+    def map(
+        self, function: Callable[[Any], Any], new_shape: Callable[[Shape], Shape] | None = None
+    ) -> PerReplica:
+        """`function` of every component; `new_shape` says what it makes of their shapes."""
         topology = self._topology
         if self._inside and topology is not None:
             return PerReplica.from_array(function(self._array), topology, inside=True)
         if isinstance(self._array, Tracer) and topology is not None:
             return _unstacked(jax.vmap(function)(self._stacked(self._array)), topology)
-        return PerReplica([function(component) for component in self.values], topology)
+        known = self._known_shapes()
+        shapes = None if known is None or new_shape is None else [new_shape(s) for s in known]
+        components = [function(component) for component in self.values]
+        return PerReplica(components, topology, shapes=shapes)
 
     def array(self, topology: Topology) -> jax.Array:
         """The global array over `topology`: components one after another, scalars stacked.
@@ -169,7 +189,7 @@ class PerReplica(DistributedValues):
             if not self.uniform:
                 raise ShapeMismatch(
                     "The replicas' values need equal shapes here; got "
-                    f"{describe_shapes(components)}."
+                    f"{describe_shapes(self.shapes)}."
                 )
             self._scalars = np.ndim(components[0]) == 0
             if any(isinstance(c, Tracer) for c in components):
@@ -193,12 +213,28 @@ class PerReplica(DistributedValues):
     @property
     def uniform(self) -> bool:
         """Whether all components have one shape."""
-        if self._array is not None or self._components is None:
-            return True
-        return len({np.shape(c) for c in self._components}) == 1
+        return len(set(self.shapes)) == 1
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shape of every replica's component; asks the other workers if it is not known."""
+        known = self._known_shapes()
+        if known is None:
+            settle_shapes([self], "comparing the shapes of per-replica values")
+            known = self._shapes
+            assert known is not None
+        return known
+
+    def _known_shapes(self) -> tuple[Shape, ...] | None:
+        topology = self._topology
+        if self._array is not None and topology is not None:
+            return (np.shape(self.samples()[0]),) * topology.num_replicas
+        if self._shapes is None and not (topology is not None and topology.spans_processes):
+            return tuple(np.shape(component) for component in self.values)
+        return self._shapes
 
     def samples(self) -> tuple[Any, ...]:
-        """What shapes and dtypes can be read off: all components, or one where all are alike."""
+        """What dtypes can be read off: the local components, or one where all are alike."""
         if self._components is not None:
             return self._components
         assert self._array is not None
@@ -326,8 +362,35 @@ def _unstacked(array: jax.Array, topology: Topology) -> PerReplica:
     return PerReplica.from_array(array.reshape(replicas * rows, *rest), topology)
 
 
-def describe_shapes(components: Sequence[Any]) -> str:
+def settle_shapes(values: Sequence[PerReplica], label: str) -> None:
+    """Makes the shapes of values known that workers have made by themselves, in one question.
+
+    All workers have to ask, and are told if they ask for different things, or have different
+    dtypes.
+    """
+    unknown = [value for value in values if value._known_shapes() is None]
+    if not unknown:
+        return
+    own = [[(np.shape(c), _kind_of(c)) for c in value.values] for value in unknown]
+    brought = cluster.current().meet(label, own)
+    for number, value in enumerate(unknown):
+        parts = [part for worker in brought for part in worker[number]]
+        dtypes = [dtype for _, dtype in parts]
+        if len(set(dtypes)) > 1:
+            raise InvalidType(f"`{label}` needs one dtype on all replicas; got {_each(dtypes)}.")
+        value._shapes = tuple(tuple(shape) for shape, _ in parts)
+
+
+def describe_shapes(shapes: Sequence[Shape]) -> str:
     """For messages: "replica 0: (2, 3), replica 1: (4, 3)"; of one for all, "(2, 3) on each"."""
-    if len(components) == 1:
-        return f"{np.shape(components[0])} on each replica"
-    return ", ".join(f"replica {i}: {np.shape(c)}" for i, c in enumerate(components))
+    if len(set(shapes)) == 1:
+        return f"{shapes[0]} on each replica"
+    return _each(shapes)
+
+
+def _kind_of(component: Any) -> str:
+    return str(getattr(component, "dtype", type(component).__name__))
+
+
+def _each(things: Sequence[Any]) -> str:
+    return ", ".join(f"replica {i}: {thing}" for i, thing in enumerate(things))

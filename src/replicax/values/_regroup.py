@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 from replicax import _nest
@@ -63,7 +64,9 @@ def _merge_leaf(
         container = first.container
         if all(isinstance(other, Component) and other.container is container for other in row):
             return container
-    if all(other is first for other in row):
+    # Of an array, other workers have their own.
+    apart = topology.spans_processes and isinstance(first, (jax.Array, np.ndarray, np.generic))
+    if not apart and all(other is first for other in row):
         return first
     return wrap(row, topology)
 

@@ -11,6 +11,7 @@ from replicax._context import Frame
 from replicax.errors import ContextError
 from replicax.values import Mirrored, place
 from replicax.variables._copy import VariableWithCopies
+from replicax.variables._initial import from_first_worker
 from replicax.variables._on_write import SyncOnWriteVariable
 from replicax.variables._variable import Combine, VariableRequest
 
@@ -26,9 +27,7 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
     @classmethod
     def create(cls, request: VariableRequest, strategy: StrategyLike) -> MirroredVariable:
         array = request.initial_array()
-        topology = strategy.topology
-        state = Mirrored.from_array(topology.replicate(array), topology)
-        return cls._build(request, strategy, state, array)
+        return cls._build(request, strategy, from_first_worker(strategy, request, array), array)
 
     @property
     def device(self) -> jax.Device:

@@ -13,6 +13,7 @@ from replicax._enums import VariableAggregation
 from replicax.errors import AggregationRequired, ContextError, ForeignValue, InvalidArgument
 from replicax.values import Mirrored, PerReplica, place
 from replicax.variables._copy import VariableWithCopies
+from replicax.variables._initial import from_first_worker
 from replicax.variables._variable import Combine, VariableRequest, _replace
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class SyncOnReadVariable(VariableWithCopies):
     def create(cls, request: VariableRequest, strategy: StrategyLike) -> SyncOnReadVariable:
         array = request.initial_array()
         topology = strategy.topology
-        state = PerReplica([place(array, device) for device in topology.local_devices], topology)
+        copies = from_first_worker(strategy, request, array).values
+        state = PerReplica(copies, topology, shapes=[array.shape] * topology.num_replicas)
         return cls._build(request, strategy, state, array)
 
     @property

@@ -1,0 +1,17 @@
+"""The command `replicax`; what each of its commands does is said where that is."""
+
+from __future__ import annotations
+
+import click
+
+from replicax import __version__
+from replicax.launch._command import launch_command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="replicax")
+def main() -> None:
+    """The tf.distribute.Strategy programming model on JAX."""
+
+
+main.add_command(launch_command)

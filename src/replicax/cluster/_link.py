@@ -1,0 +1,211 @@
+"""A worker's connection to the hub."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, final
+
+from replicax.cluster._members import Members
+from replicax.cluster._wire import Message, Wire, versions
+from replicax.errors import StartFailed, WorkerLost
+
+_POLL_SECONDS = 0.2  # how often somebody who waits looks whether it should go on waiting
+
+
+def _never() -> bool:
+    return False
+
+
+class Stopped(Exception):
+    """The one who waited does not want to know any more."""
+
+
+@final
+class Link:
+    """Sends to the hub, and keeps what comes from there; a thread receives.
+
+    `ended` says which other workers take no part any more, and why, in the order in which that
+    became known.
+    """
+
+    def __init__(self, wire: Wire, members: Members) -> None:
+        self._wire = wire
+        self._members = members
+        self._changed = threading.Condition()
+        self._coordinator: str | None = None
+        self._refused: str | None = None
+        self._results: dict[str, list[Any]] = {}
+        self._voids: dict[str, int] = {}
+        self._wanted: set[str] = set()
+        self._state: Message | None = None
+        self.ended: dict[int, str] = {}
+        self.ended_at = 0.0  # when the first of them was known to have
+        self.heard = time.monotonic()
+        self.agreed_stop = AgreedStop(self.send)
+        wire.send(
+            {
+                "kind": "hello",
+                "index": members.index,
+                "addresses": [str(address) for address in members.addresses],
+                "versions": versions(),
+            }
+        )
+        # A child that was forked must not keep the connection open when this process is gone.
+        os.register_at_fork(after_in_child=wire.abandon)
+        threading.Thread(target=self._receive, name="replicax-link", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Tells the hub something; if it is gone, that is found out by the one who receives."""
+        with contextlib.suppress(OSError):
+            self._wire.send(message)
+
+    def wait_for_welcome(self, seconds: float) -> str | None:
+        """The address of JAX's service, once all workers have come; None if that takes longer."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._coordinator or self._refused or self.ended, timeout=seconds
+            )
+            if self._refused is not None:
+                raise StartFailed(
+                    f"{self._members.describe(self._members.index)} was turned away: "
+                    f"{self._refused}."
+                )
+            if self.ended:
+                raise StartFailed(
+                    f"While the workers came together, {self.explain(next(iter(self.ended)))}"
+                )
+            return self._coordinator
+
+    def exchange(self, topic: str, value: Any, stop: Callable[[], bool] = _never) -> list[Any]:
+        """Puts down a value, and waits for those of all workers, in their order.
+
+        Raises `WorkerLost` if one of them is not going to come, and `Stopped` once `stop()`.
+        """
+        with self._changed:
+            self._wanted.add(topic)
+        try:
+            self.send({"kind": "put", "topic": topic, "value": value})
+            with self._changed:
+                while topic not in self._results:
+                    if topic in self._voids:
+                        raise WorkerLost(self.explain(self._voids[topic]))
+                    if 0 in self.ended and self._members.index != 0:
+                        raise WorkerLost(self.explain(next(iter(self.ended))))
+                    if stop():
+                        self.send({"kind": "withdraw", "topic": topic})
+                        raise Stopped
+                    self._changed.wait(_POLL_SECONDS)
+                return self._results[topic]
+        finally:
+            with self._changed:
+                self._wanted.discard(topic)
+                self._results.pop(topic, None)
+                self._voids.pop(topic, None)
+
+    def state(self, seconds: float) -> Message | None:
+        """What the hub knows of all workers; None if it does not answer in time."""
+        with self._changed:
+            self._state = None
+            self.send({"kind": "state"})
+            self._changed.wait_for(lambda: self._state is not None or 0 in self.ended, seconds)
+            return self._state
+
+    def wait_until_ended(self, workers: set[int], seconds: float) -> bool:
+        """Whether these take no part any more, or one of them has been lost; waits so long."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: workers <= self.ended.keys() or not self._all_well(), seconds
+            )
+
+    def wait_for_loss(self, seconds: float) -> int | None:
+        """The first worker that has ended; waits so long for the news."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self.ended), seconds)
+            return next(iter(self.ended), None)
+
+    def explain(self, worker: int) -> str:
+        """Which worker has ended, and why, as a sentence."""
+        return f"{self._members.describe(worker)} {self.ended.get(worker, 'has ended')}."
+
+    def _all_well(self) -> bool:
+        return all(reason == "has finished its program" for reason in self.ended.values())
+
+    def _receive(self) -> None:
+        while (message := self._wire.receive()) is not None:
+            with self._changed:
+                self.heard = time.monotonic()
+                self._take(message)
+                self._changed.notify_all()
+        with self._changed:  # the hub is gone, and with it the first worker
+            self._note_end(0, "is gone without a word: killed, crashed, or cut off")
+            self._changed.notify_all()
+
+    def _take(self, message: Message) -> None:
+        match message["kind"]:
+            case "welcome":
+                self._coordinator = message["coordinator"]
+            case "refused":
+                self._refused = message["reason"]
+            case "got" if message["topic"] in self._wanted:
+                self._results[message["topic"]] = message["values"]
+            case "void" if message["topic"] in self._wanted:
+                self._voids[message["topic"]] = message["worker"]
+            case "ended":
+                self._note_end(message["worker"], message["reason"])
+            case "state":
+                self._state = message["state"]
+            case "deciding":
+                self.agreed_stop.answer()
+            case "stop":
+                self.agreed_stop.set(message["at"])
+
+    def _note_end(self, worker: int, reason: str) -> None:
+        if worker == self._members.index or worker in self.ended:
+            return
+        if not self.ended:
+            self.ended_at = time.monotonic()
+        self.ended[worker] = reason
+
+
+@final
+class AgreedStop:
+    """At which question all workers are told to stop; see `rx.preemption.requested`.
+
+    The workers ask once a step each, but not at the same moment. So when one of them has a reason
+    to stop, all say how many of their questions were answered, and answer none before it is known
+    that the next one of the fastest is the one. That takes the connections' threads only, so it
+    makes nobody wait for a worker that is busy.
+    """
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
+        self._changed = threading.Condition()
+        self._answered = 0
+        self._deciding = False
+        self._at: int | None = None
+
+    def request(self) -> None:
+        """Tells all workers that this one has to stop."""
+        self._send({"kind": "preempted"})
+
+    def asked(self, stop: Callable[[], bool]) -> bool:
+        """Whether to stop, at this question; `stop()` says not to wait for the answer."""
+        with self._changed:
+            while self._deciding and self._at is None and not stop():
+                self._changed.wait(_POLL_SECONDS)
+            self._answered += 1
+            return self._at is not None and self._answered >= self._at
+
+    def answer(self) -> None:
+        with self._changed:
+            self._deciding = True
+            self._send({"kind": "calls", "calls": self._answered})
+
+    def set(self, at: int) -> None:
+        with self._changed:
+            self._at = at
+            self._changed.notify_all()

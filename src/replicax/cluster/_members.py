@@ -1,0 +1,127 @@
+"""Who takes part in synchronous training, in order."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from replicax.errors import ClusterError
+
+if TYPE_CHECKING:
+    from replicax.cluster.resolvers import ClusterResolver
+
+# The jobs whose tasks train, in the order of their process ids. Evaluators run alone, and
+# parameter servers do not train.
+_TRAINING_JOBS = ("chief", "master", "worker")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a worker is to be found."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        host, separator, port = text.rpartition(":")
+        if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ClusterError(
+                f"The address of a worker is host:port; got {text!r} in the cluster specification."
+            )
+        return cls(host.strip("[]"), int(port))
+
+    def resolve(self) -> tuple[socket.AddressFamily, str]:
+        """The numeric address of the host; raises OSError if the name means nothing."""
+        if self.host == "localhost":  # which may mean ::1 on one machine and 127.0.0.1 on another
+            return socket.AF_INET, "127.0.0.1"
+        family, _, _, _, name = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+        return socket.AddressFamily(family), str(name[0])
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it can only be reached from its own machine."""
+        try:
+            return ipaddress.ip_address(self.resolve()[1]).is_loopback
+        except OSError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The workers of a cluster in the order of their process ids, and which of them this one is."""
+
+    names: tuple[str, ...]
+    addresses: tuple[Address, ...]
+    index: int
+
+    @classmethod
+    def of(cls, resolver: ClusterResolver) -> Members | None:
+        """Those that `resolver` names; None if this process is on its own."""
+        spec = resolver.cluster_spec()
+        tasks = [
+            (job, task, spec.task_address(job, task))
+            for job in _TRAINING_JOBS
+            if job in spec.jobs
+            for task in spec.task_indices(job)
+        ]
+        kind, number = resolver.task_type, resolver.task_id
+        if kind == "evaluator" or (len(tasks) < 2 and kind in (None, *_TRAINING_JOBS)):
+            return None
+        names = tuple(f"{job} {task}" for job, task, _ in tasks)
+        if kind is None or number is None:
+            raise ClusterError(
+                f"The cluster has {len(tasks)} workers ({', '.join(names)}), but it is not said "
+                f"which of them this process is: task type {kind!r}, task index {number!r}. Set "
+                '"task": {"type": "worker", "index": 0} in TF_CONFIG, with the index of each worker.'
+            )
+        if kind not in _TRAINING_JOBS:
+            raise ClusterError(
+                f"A task of type {kind!r} takes no part in training by all workers together. Use "
+                f"this strategy in the tasks {', '.join(names)}."
+            )
+        own = f"{kind} {int(number)}"
+        if own not in names:
+            raise ClusterError(
+                f"This process is {own!r}, which the cluster does not have: there are "
+                f"{', '.join(names)}. Task indices start at 0; correct the index, or the addresses."
+            )
+        addresses = tuple(Address.parse(address) for _, _, address in tasks)
+        for address in set(addresses):
+            same = [name for name, other in zip(names, addresses, strict=True) if other == address]
+            if len(same) > 1:
+                raise ClusterError(
+                    f"{' and '.join(same)} have the same address, {address}. Give every worker a "
+                    "port of its own."
+                )
+        return cls(names, addresses, names.index(own))
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    @property
+    def name(self) -> str:
+        """What this process is called."""
+        return self.names[self.index]
+
+    @property
+    def address(self) -> Address:
+        """Where this process is to be found."""
+        return self.addresses[self.index]
+
+    @property
+    def chief(self) -> Address:
+        """Where the first of them is, who keeps them together."""
+        return self.addresses[0]
+
+    def describe(self, index: int) -> str:
+        """For messages: "worker 1 (10.0.0.2:2222)"."""
+        return f"{self.names[index]} ({self.addresses[index]})"

@@ -1,0 +1,358 @@
+"""This process as one of several workers: how they come together, agree, and part."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import jax
+
+from replicax import _jax_compat
+from replicax.cluster._hub import Hub
+from replicax.cluster._link import Link
+from replicax.cluster._members import Address, Members
+from replicax.cluster._progress import Progress
+from replicax.cluster._relay import Relay
+from replicax.cluster._watchdog import Watchdog
+from replicax.cluster._wire import Wire
+from replicax.errors import CollectiveMismatch, ProgramMismatch, StartFailed, WorkerLost
+
+DEFAULT_TIMEOUT_SECONDS = 300.0
+_NOTICE_SECONDS = 5.0  # after which somebody who waits says for whom
+_RETRY_SECONDS = 0.1
+# How long to wait for the news of who was lost, after a collective has failed.
+_NEWS_SECONDS = 10.0
+_MOST_OF_PROGRAM = 4 * 1024 * 1024  # characters that are compared to show where programs differ
+# JAX's service would end processes that do not report to it in time. Who is alive is watched here.
+_NO_HEARTBEAT_SECONDS = 10**7
+
+_current: Session | None = None
+
+
+def current() -> Session:
+    """The session of this process, which has one as soon as it is a worker among several."""
+    if _current is None:
+        raise StartFailed(
+            "The devices belong to several processes, and these were not brought together by "
+            "replicax. Make an `rx.MultiWorkerMirroredStrategy` first."
+        )
+    return _current
+
+
+def join(members: Members, timeout_seconds: float | None) -> Session:
+    """Brings this process together with the other workers; once, and for as long as it lives."""
+    global _current
+    if _current is None:
+        _current = Session(members, timeout_seconds or DEFAULT_TIMEOUT_SECONDS)
+    elif _current.members != members:
+        raise StartFailed(
+            f"This process is {_current.members.describe(_current.members.index)} of a cluster "
+            f"already, and cannot become {members.describe(members.index)} of another one. Use one "
+            "cluster in a process."
+        )
+    elif timeout_seconds is not None and timeout_seconds != _current.timeout_seconds:
+        raise StartFailed(
+            f"The workers have agreed to wait {_current.timeout_seconds:g} s for each other, and "
+            f"cannot change that to {timeout_seconds:g} s. Give the options to the first strategy."
+        )
+    return _current
+
+
+@final
+class Session:
+    """A worker's part in a cluster."""
+
+    def __init__(self, members: Members, timeout_seconds: float) -> None:
+        self.members = members
+        self.timeout_seconds = timeout_seconds
+        self.progress = Progress()
+        self._counters: dict[str, int] = {}
+        self._failed = False
+        _require_fresh_jax()
+        deadline = time.monotonic() + timeout_seconds
+        self._hub: Hub | None = None
+        holder: socket.socket | None = None
+        coordinator = ""
+        if members.index == 0:
+            listener = _listen(members)
+            holder, coordinator = _reserve_port(members.chief)
+            self._hub = Hub(members, listener, coordinator)
+        self._link = Link(Wire(self._connect(deadline)), members)
+        coordinator = self._welcomed(deadline)
+        self._join_jax(coordinator, deadline)
+        if holder is not None:
+            holder.close()
+        self._watchdog = Watchdog(
+            members, self._link, self.progress, timeout_seconds, self._on_pulse
+        )
+        self._preempted = False
+        self._excepthook = sys.excepthook
+        sys.excepthook = self._on_uncaught
+        atexit.register(self._leave)  # after JAX has registered its own end, so before that comes
+
+    # Working together.
+
+    def number(self, kind: str) -> int:
+        """Counts things of a kind: the n-th is the same thing on all workers."""
+        self._counters[kind] = self._counters.get(kind, -1) + 1
+        return self._counters[kind]
+
+    def meet(self, label: str, value: Any = None) -> list[Any]:
+        """What all workers bring to a meeting for `label`, in their order.
+
+        If they have come for different things, all of them are told.
+        """
+        topic = f"meeting/{self.number('meeting')}"
+        with self.progress.together(label, topic):
+            brought = self._link.exchange(topic, {"label": label, "value": value})
+        labels = [item["label"] for item in brought]
+        if len(set(labels)) > 1:
+            raise CollectiveMismatch(
+                "The workers do not agree on what to do together: "
+                f"{self._side_by_side([f'came for {each}' for each in labels])}. Every worker has "
+                "to do the same, in the same order; look for a condition that depends on the "
+                "worker or on its data."
+            )
+        return [item["value"] for item in brought]
+
+    def agree_on_program(self, label: str, facts: dict[str, str], text: str) -> None:
+        """Makes sure that all workers are about to run the same program.
+
+        `facts` are compared one by one; `text`, which may be long, by its fingerprint first.
+        """
+        fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        everyones = self.meet(label, {**facts, "programs": fingerprint})
+        for aspect in (*facts, "programs"):
+            if len({each.get(aspect) for each in everyones}) == 1:
+                continue
+            sides = [each.get(aspect, "") for each in everyones]
+            if aspect == "programs":
+                sides = self.meet(f"comparing {label}", text[:_MOST_OF_PROGRAM])
+            raise ProgramMismatch(
+                f"The workers are about to run {label}, and their {aspect} differ: "
+                f"{self._side_by_side(_first_difference(sides))}. Run the same code on the same "
+                "shapes on every worker; look for a condition that depends on the worker, or for "
+                "shapes that depend on its data."
+            )
+
+    def exchange(self, topic: str, value: Any, stop: Callable[[], bool]) -> list[Any]:
+        """For threads that read ahead: everybody's value, unless `stop()` comes first."""
+        with self.progress.for_input(topic):
+            return self._link.exchange(topic, value, stop)
+
+    @contextmanager
+    def launching(self, label: str) -> Iterator[None]:
+        """Around a program that all workers run; a failure of it names the culprit."""
+        try:
+            with self.progress.together(label):
+                yield
+        except Exception as error:
+            if "gloo" not in str(error).lower():
+                raise
+            worker = self._link.wait_for_loss(_NEWS_SECONDS)
+            if worker is None:
+                raise
+            raise WorkerLost(
+                f"{self._link.explain(worker)} {self.members.name} was in {label} (collective "
+                f"{self.progress.number}) with it."
+            ) from error
+
+    # Preemption.
+
+    def preempt(self) -> None:
+        """Asks all workers to stop; may be called in a signal handler, so it only takes note."""
+        self._preempted = True
+
+    def stop_requested(self) -> bool:
+        """Whether all workers stop at this question; see `rx.preemption.requested`."""
+        with self.progress.together("asking whether to stop"):
+            return self._link.agreed_stop.asked(lambda: bool(self._link.ended))
+
+    def _on_pulse(self) -> None:
+        if self._preempted:
+            self._preempted = False
+            self._link.agreed_stop.request()
+
+    # Coming together.
+
+    def _connect(self, deadline: float) -> socket.socket:
+        """A connection to the first worker, who may start later than this one."""
+        members, started, told = self.members, time.monotonic(), False
+        while True:
+            try:
+                host = members.chief.resolve()[1]
+                return socket.create_connection((host, members.chief.port), timeout=5)
+            except OSError as error:
+                reason = error
+            now = time.monotonic()
+            if now > deadline:
+                raise StartFailed(
+                    f"{members.name} could not reach {members.describe(0)} for "
+                    f"{now - started:.0f} s: {reason}. Is it running, is the address right, and "
+                    "does the network let this port through?"
+                )
+            if not told and now - started > _NOTICE_SECONDS:
+                told = True
+                self._say(f"waits for {members.describe(0)}: {reason}")
+            time.sleep(_RETRY_SECONDS)
+
+    def _welcomed(self, deadline: float) -> str:
+        told = False
+        while (coordinator := self._link.wait_for_welcome(_NOTICE_SECONDS)) is None:
+            missing = f"all of the {self.members.count} workers"
+            if self._hub is not None:
+                absent = set(range(self.members.count)) - self._hub.present
+                missing = " and ".join(self.members.describe(worker) for worker in sorted(absent))
+            if time.monotonic() > deadline:
+                raise StartFailed(
+                    f"Not all workers have come within {self.timeout_seconds:.0f} s. "
+                    f"{self.members.name} still waits for {missing}. Start as many processes as "
+                    "the cluster names, each with its own task index."
+                )
+            if not told:
+                told = True
+                self._say(f"waits for {missing} to start")
+        return coordinator
+
+    def _join_jax(self, coordinator: str, deadline: float) -> None:
+        members = self.members
+        address, bind = coordinator, None
+        if members.index == 0:
+            bind = coordinator
+        else:
+            host, _, port = coordinator.rpartition(":")
+            self._relay = Relay((host.strip("[]"), int(port)))
+            address = self._relay.address
+        # A worker that leaves must not take the others along; see `_leave` for how they part.
+        jax.config.update("jax_enable_recoverability", True)
+        # Its handler would take SIGTERM away from the program; see `rx.preemption`.
+        jax.config.update("jax_enable_preemption_service", False)
+        _jax_compat.set_cpu_collectives_host(members.address.resolve()[1])
+        jax.distributed.initialize(
+            coordinator_address=address,
+            num_processes=members.count,
+            process_id=members.index,
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(1, int(deadline - time.monotonic())),
+            heartbeat_timeout_seconds=_NO_HEARTBEAT_SECONDS,
+            coordinator_bind_address=bind,
+        )
+
+    # Parting.
+
+    def _on_uncaught(self, kind: Any, error: BaseException, trace: Any) -> None:
+        """The program has failed: the others are told why, and are not waited for."""
+        self._failed = True
+        place = traceback.extract_tb(trace)[-1:] if trace is not None else []
+        where = f" ({place[0].filename}:{place[0].lineno})" if place else ""
+        text = f"{kind.__name__}: {error}"
+        self._link.send({"kind": "failed", "reason": f"failed: {text[:2000]}{where}"})
+        if isinstance(error, WorkerLost):
+            # It is another worker's traceback that says what went wrong.
+            print(f"replicax.errors.{text}{where}", file=sys.stderr, flush=True)
+        else:
+            self._excepthook(kind, error, trace)
+
+    def _leave(self) -> None:
+        if not self._failed:
+            self._link.send({"kind": "finished"})
+            self._wait_for_others()
+        self._watchdog.close()
+        if self._hub is not None:
+            self._hub.close()
+
+    def _wait_for_others(self) -> None:
+        """Until they have finished, or one of them is lost: the first worker holds them together.
+
+        They may take as long as they like, if they are alive.
+        """
+        others = set(range(self.members.count)) - {self.members.index}
+        told = False
+        while not self._link.wait_until_ended(others, _NOTICE_SECONDS):
+            state = self._link.state(_NOTICE_SECONDS)
+            if state is None:
+                silent = time.monotonic() - self._link.heard
+            else:
+                silent = max(worker["silent"] for worker in state["workers"])
+            if silent > self.timeout_seconds:
+                self._say("has finished, and does not wait any longer for workers that are silent")
+                return
+            if not told:
+                told = True
+                late = sorted(others - self._link.ended.keys())
+                names = ", ".join(self.members.describe(worker) for worker in late)
+                self._say(f"has finished, and waits for {names}")
+
+    def _say(self, text: str) -> None:
+        print(f"replicax: {self.members.name} {text}.", file=sys.stderr, flush=True)
+
+    def _side_by_side(self, texts: list[str]) -> str:
+        """What each worker said; those that said the same in one go."""
+        groups: dict[str, list[str]] = {}
+        for name, text in zip(self.members.names, texts, strict=True):
+            groups.setdefault(text, []).append(name)
+        return "; ".join(f"{', '.join(names)} {text}" for text, names in groups.items())
+
+
+def _first_difference(texts: list[str]) -> list[str]:
+    """Of texts of several lines, the first lines that differ."""
+    rows = [text.splitlines() for text in texts]
+    length = max(len(lines) for lines in rows)
+    padded = [lines + [""] * (length - len(lines)) for lines in rows]
+    for lines in zip(*padded, strict=True):
+        if len(set(lines)) > 1:
+            return [f"has {line.strip()[:300]!r}" for line in lines]
+    return [f"has {text[:300]!r}" for text in texts]
+
+
+def _require_fresh_jax() -> None:
+    """Workers have to come together before JAX looks for devices."""
+    if jax.distributed.is_initialized():
+        raise StartFailed(
+            "`jax.distributed.initialize` was called by the program. The strategy does that "
+            "itself: leave the call out."
+        )
+    if not _jax_compat.backends_are_initialized():
+        return
+    where = _jax_compat.backend_started_at()
+    found = f" It was first used here:\n{where}" if where else " "
+    raise StartFailed(
+        "JAX was used before the workers came together, so that it knows this process's devices "
+        f"only.{found}Make the `rx.MultiWorkerMirroredStrategy` first: before arrays, "
+        "`jax.devices()`, `jax.random.key` and other strategies."
+    )
+
+
+def _listen(members: Members) -> socket.socket:
+    """The first worker's socket: on loopback if its address is that, else on that address."""
+    address = members.chief
+    try:
+        family, host = address.resolve()
+        return socket.create_server((host, address.port), family=family, backlog=members.count)
+    except OSError as error:
+        raise StartFailed(
+            f"{members.describe(0)} cannot listen there: {error}. If the port is in use, choose "
+            "another one, or end the process that has it (an earlier run, perhaps). If the address "
+            "is not one of this machine, its task index belongs to another one."
+        ) from None
+
+
+def _reserve_port(chief: Address) -> tuple[socket.socket, str]:
+    """A free port for JAX's service, and what keeps others from taking it until that is up."""
+    family, host = chief.resolve()
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    if hasattr(socket, "SO_REUSEPORT"):  # the service sets it too, and may so share the port
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind((host, 0))
+    port = holder.getsockname()[1]
+    if not hasattr(socket, "SO_REUSEPORT"):
+        holder.close()
+    return holder, str(Address(host, port))

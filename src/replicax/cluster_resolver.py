@@ -1,0 +1,22 @@
+"""`rx.cluster_resolver`: how a process learns of its cluster and of its own place in it."""
+
+from replicax.cluster import (
+    ClusterResolver,
+    KubernetesClusterResolver,
+    SimpleClusterResolver,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+    UnionResolver,
+)
+
+UnionClusterResolver = UnionResolver
+
+__all__ = [
+    "ClusterResolver",
+    "KubernetesClusterResolver",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "UnionClusterResolver",
+    "UnionResolver",
+]

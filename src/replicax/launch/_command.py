@@ -1,0 +1,89 @@
+"""The command `replicax launch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from replicax.launch._gang import Patience
+from replicax.launch._launcher import launch
+
+_SECONDS = click.FloatRange(min=0)
+
+
+@click.command(
+    "launch",
+    # What follows the script is the script's, also if it looks like an option of ours.
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+)
+@click.option("--workers", type=click.IntRange(min=1), required=True, help="How many workers.")
+@click.option(
+    "--devices-per-worker",
+    type=click.IntRange(min=1),
+    help="Into how many devices each worker splits its CPU.  [default: as JAX has it]",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How many times all workers are started again after one has failed.",
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep what workers write, in attempt-0/worker-0.log and so on.",
+)
+@click.option(
+    "--grace-period",
+    type=_SECONDS,
+    default=Patience().grace,
+    show_default=True,
+    help="Seconds from Ctrl-C or SIGTERM until workers are killed.",
+)
+@click.option(
+    "--backoff",
+    type=_SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Seconds before the first restart; twice as many before each further one, up to 30.",
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@click.pass_context
+def launch_command(
+    context: click.Context,
+    workers: int,
+    devices_per_worker: int | None,
+    max_restarts: int,
+    log_dir: Path | None,
+    grace_period: float,
+    backoff: float,
+    is_module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run SCRIPT as a cluster of workers on this machine.
+
+    Each worker is told of the others by TF_CONFIG. When one fails, all are stopped, and the exit
+    code is that of the one that failed first.
+    """
+    if not is_module and not Path(script).exists():
+        raise click.BadParameter(f"there is no file {script!r}.", param_hint="'SCRIPT'")
+    if log_dir is not None:
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise click.BadParameter(str(error), param_hint="'--log-dir'") from None
+    code = launch(
+        [*(["-m"] if is_module else []), script, *arguments],
+        workers=workers,
+        devices_per_worker=devices_per_worker,
+        max_restarts=max_restarts,
+        log_directory=log_dir,
+        patience=Patience(grace=grace_period),
+        backoff=backoff,
+    )
+    context.exit(code)

@@ -1,0 +1,55 @@
+"""What happens to a gang: a worker ends, or somebody asks the launcher to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The process of a worker is gone."""
+
+    worker: int
+    code: int  # as `subprocess` has it: minus the number of the signal that killed it
+    when: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The launcher got this signal."""
+
+    signal: signal.Signals
+    when: float = field(default_factory=time.monotonic)
+
+
+# A `SimpleQueue` because the handler of a signal may put into it while its own thread is in `get`.
+Events = queue.SimpleQueue[Ended | Asked]
+
+
+@contextlib.contextmanager
+def asking(events: Events) -> Iterator[None]:
+    """Makes Ctrl-C, SIGTERM and the end of the terminal into events."""
+    if threading.current_thread() is not threading.main_thread():  # where handlers are not allowed
+        yield
+        return
+    meanings: dict[int, signal.Signals] = {
+        signal.SIGINT: signal.SIGINT,
+        signal.SIGTERM: signal.SIGTERM,
+    }
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else this is a `nohup`
+        meanings[signal.SIGHUP] = signal.SIGTERM
+    before = {
+        number: signal.signal(number, lambda number, _: events.put(Asked(meanings[number])))
+        for number in meanings
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,71 @@
+"""Seeing which process ended first."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import final
+
+from replicax.launch._events import Ended, Events
+
+
+@final
+class Exits:
+    """Puts `Ended` into `events` for each process, in the order in which they ended.
+
+    When one worker dies the others notice, and may end within a millisecond. A thread for each
+    process that waits for it has to get hold of Python before it can say so, and was late enough to
+    blame another in 1 of 20 cases 2 ms apart, while much was written. Linux keeps the order itself:
+    descriptors of processes become readable when those end, and epoll gives them in that order.
+    """
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], events: Events) -> None:
+        self._processes = processes
+        self._events = events
+        descriptors = _descriptors(processes)
+        if descriptors is None:
+            self._threads = [_thread(self._wait, index) for index in range(len(processes))]
+        else:
+            self._threads = [_thread(self._wait_for_all, descriptors)]
+
+    def join(self) -> None:
+        """Waits until every process has ended."""
+        for thread in self._threads:
+            thread.join()
+
+    def _wait(self, index: int) -> None:
+        code = self._processes[index].wait()
+        self._events.put(Ended(index, code, time.monotonic()))
+
+    def _wait_for_all(self, descriptors: Sequence[int]) -> None:
+        with selectors.DefaultSelector() as selector:
+            for index, descriptor in enumerate(descriptors):
+                selector.register(descriptor, selectors.EVENT_READ, index)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    self._wait(key.data)
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+
+
+def _descriptors(processes: Sequence[subprocess.Popen[bytes]]) -> list[int] | None:
+    """A descriptor of each process, where there is such a thing."""
+    found: list[int] = []
+    try:
+        for process in processes:
+            found.append(os.pidfd_open(process.pid))
+    except (AttributeError, OSError):  # another system than Linux, or a sandbox
+        for descriptor in found:
+            os.close(descriptor)
+        return None
+    return found
+
+
+def _thread(target: Callable[..., None], argument: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=(argument,), name="replicax-exits", daemon=True)
+    thread.start()
+    return thread

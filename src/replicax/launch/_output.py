@@ -1,0 +1,125 @@
+"""What workers write: to the screen with a prefix, to log files as it is, and the last lines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, final
+
+from replicax.launch._screen import Screen
+
+_LAST_LINES = 20
+_CHUNK = 1 << 16
+# A line that goes on for longer than this is shown in parts, in bytes.
+_LONG = 1 << 20
+# How long to wait for more of a pipe that is held open by a process we do not know, in seconds.
+_QUIET = 0.5
+
+
+@final
+class Output:
+    """A thread that reads the pipes of all workers, so that none ever has to wait for another.
+
+    Args:
+      pipes: One for each worker.
+      screen: Gets whole lines.
+      log_directory: Gets `worker-0.log` and so on.
+    """
+
+    def __init__(
+        self, pipes: Sequence[IO[bytes]], screen: Screen, log_directory: Path | None = None
+    ) -> None:
+        self._screen = screen
+        self._lines = [_Lines() for _ in pipes]
+        self._finishing = False
+        self._selector = selectors.DefaultSelector()
+        self._logs: dict[int, IO[bytes]] = {}
+        for index, pipe in enumerate(pipes):
+            self._selector.register(pipe, selectors.EVENT_READ, index)
+        if log_directory is not None:
+            log_directory.mkdir(parents=True, exist_ok=True)
+            for index in range(len(pipes)):
+                self._logs[index] = (log_directory / f"worker-{index}.log").open("wb", 0)
+        self._thread = threading.Thread(target=self._read, name="replicax-output", daemon=True)
+        self._thread.start()
+
+    def last_lines(self, index: int) -> list[str]:
+        """What the worker wrote last."""
+        return [line.decode(errors="replace") for line in list(self._lines[index].last)]
+
+    def wait(self, seconds: float) -> None:
+        """Waits until every pipe is closed at its other end, so long at most."""
+        self._thread.join(seconds)
+
+    def finish(self) -> None:
+        """Reads what there is and ends."""
+        self._finishing = True
+        self._thread.join()
+
+    def _read(self) -> None:
+        try:
+            while self._selector.get_map():
+                ready = self._selector.select(timeout=_QUIET)
+                if not ready and self._finishing:
+                    return
+                for key, _ in ready:
+                    chunk = os.read(key.fd, _CHUNK)
+                    lines = self._lines[key.data]
+                    self._log(key.data, chunk)
+                    self._screen.show(key.data, lines.add(chunk) if chunk else lines.rest())
+                    if not chunk:
+                        self._selector.unregister(key.fileobj)
+        finally:
+            for index, lines in enumerate(self._lines):
+                self._screen.show(index, lines.rest())
+            self._selector.close()
+            for log in self._logs.values():
+                log.close()
+
+    def _log(self, index: int, chunk: bytes) -> None:
+        if index not in self._logs:
+            return
+        try:
+            self._logs[index].write(chunk)
+        except OSError as error:  # a full disk is no reason to stop a run
+            with contextlib.suppress(OSError):
+                self._logs.pop(index).close()
+            self._screen.say(f"The log of worker {index} ends here: {error}.")
+
+
+@final
+class _Lines:
+    """Cuts what comes into lines, the way that a terminal would show them in the end."""
+
+    def __init__(self) -> None:
+        self.last: deque[bytes] = deque(maxlen=_LAST_LINES)
+        self._pending = b""
+
+    def add(self, chunk: bytes) -> list[bytes]:
+        *whole, self._pending = (self._pending + chunk).split(b"\n")
+        if len(self._pending) > _LONG:
+            whole.append(self._pending)
+            self._pending = b""
+        elif b"\r" in self._pending:  # a progress bar, which may go on like that for hours
+            end = b"\r" if self._pending.endswith(b"\r") else b""
+            self._pending = _visible(self._pending) + end
+        return self._keep([_visible(line) for line in whole])
+
+    def rest(self) -> list[bytes]:
+        whole = [_visible(self._pending)] if self._pending else []
+        self._pending = b""
+        return self._keep(whole)
+
+    def _keep(self, lines: list[bytes]) -> list[bytes]:
+        self.last.extend(lines)
+        return lines
+
+
+def _visible(line: bytes) -> bytes:
+    """What is not written over by what follows a carriage return."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]

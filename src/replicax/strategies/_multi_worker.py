@@ -1,0 +1,81 @@
+"""One replica on each device of several machines."""
+
+from __future__ import annotations
+
+from typing import final
+
+import jax
+
+from replicax import cluster
+from replicax.cluster import ClusterResolver, Members, TFConfigClusterResolver
+from replicax.collectives import CommunicationImplementation, CommunicationOptions
+from replicax.errors import InvalidType
+from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._strategy import Strategy
+from replicax.topology import Topology, best_devices
+from replicax.variables import MirroredPlacement
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """One replica on each device of every worker, with equal copies of all variables.
+
+    Each worker runs the same program, and this is the first thing in it that uses JAX. Without a
+    cluster (no TF_CONFIG, say) it works with the devices of this process.
+
+    Args:
+      cluster_resolver: Knows the workers, and which of them this process is; by default what the
+        environment variable TF_CONFIG says.
+      communication_options: `timeout_seconds` is how long a worker that is alive is waited for, by
+        default five minutes; `implementation` is a preference.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MultiWorkerMirroredStrategy()
+    >>> strategy.num_replicas_in_sync == len(strategy.extended.worker_devices)
+    True
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
+        if not isinstance(resolver, ClusterResolver):
+            raise InvalidType(
+                "`cluster_resolver` has to be one of `rx.cluster_resolver`; got "
+                f"{cluster_resolver!r}."
+            )
+        options = communication_options or CommunicationOptions()
+        if not isinstance(options, CommunicationOptions):
+            raise InvalidType(
+                "`communication_options` has to be an `rx.experimental.CommunicationOptions`; got "
+                f"{communication_options!r}."
+            )
+        members = Members.of(resolver)
+        if members is not None:
+            cluster.join(members, options.timeout_seconds)
+        self._cluster_resolver = resolver
+        topology = Topology.of(best_devices() if members is None else jax.devices())
+        super().__init__(StrategyExtended(self, topology=topology, placement=MirroredPlacement()))
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """Knows who takes part."""
+        return self._cluster_resolver
+
+
+@final
+class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
+    """The same, by the arguments that it had when it was experimental.
+
+    Args:
+      communication: Which library should carry the data, if there is a choice.
+      cluster_resolver: Knows the workers, and which of them this process is.
+    """
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))

@@ -15,7 +15,8 @@ import pytest
 import replicax as rx
 from replicax import _context
 
-rx.config.set_logical_cpu_devices(8)
+if "TF_CONFIG" not in os.environ:  # workers get their devices from whoever starts them
+    rx.config.set_logical_cpu_devices(8)
 
 # The first example of a shape compiles a program; how long that takes says nothing.
 hypothesis.settings.register_profile("replicax", deadline=None, derandomize=True)

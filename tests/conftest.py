@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -33,6 +34,17 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "central 2": central(2, "CPU:0"),
     "central 3, apart": central(3, "CPU:7"),
 }
+
+if "TF_CONFIG" in os.environ:
+    # This is one of several workers that run the same tests in step; see tests/multiprocess.
+    _workers = rx.MultiWorkerMirroredStrategy()
+    STRATEGIES = {"workers": lambda: _workers}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Among several workers, the tests that hold for every strategy."""
+    if "TF_CONFIG" in os.environ:
+        items[:] = [item for item in items if "strategy" in getattr(item, "fixturenames", ())]
 
 
 @pytest.fixture(params=STRATEGIES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
-from jax._src.lib import _jax
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 
 def thread_configuration() -> Callable[[], AbstractContextManager[None]]:
@@ -69,6 +70,20 @@ def set_cpu_collectives_host(host: str) -> None:
     JAX has the parameter, and no setting for it.
     """
     _xla_bridge.register_backend_factory("cpu", functools.partial(_cpu_client_on, host), priority=0)
+
+
+def abandon_distributed_runtime() -> None:
+    """Lets the process end without taking leave of the other processes.
+
+    Why: JAX takes leave at exit, and when the process that had the service is gone, that aborts
+    with a trace of C++, and the program's own exit code is lost. So does the destructor: the
+    objects have to outlive the interpreter.
+    """
+    state = _distributed.global_state
+    for thing in (state.client, state.service):
+        if thing is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    state.client = state.service = None
 
 
 def _noting_cpu_client() -> Any:

@@ -8,7 +8,7 @@ of the reference API would catch, so `except ValueError` goes on working.
      ├─ CollectiveMismatch    (RuntimeError)           replicas disagree on what to do together
      ├─ InconsistentTracing   (RuntimeError)           a function differed when traced again
      ├─ ClusterError          (ValueError)             a cluster that is described wrongly
-     ├─ StartFailed           (RuntimeError)           the workers of a cluster did not come together
+     ├─ StartFailed           (RuntimeError)           workers did not come together
      ├─ WorkerLost            (RuntimeError)           another worker died, failed, left or is stuck
      ├─ ProgramMismatch       (RuntimeError)           workers are about to run different programs
      ├─ InputFailed           (RuntimeError)           the dataset of another worker failed

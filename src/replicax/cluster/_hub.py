@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from replicax.cluster._members import Members
-from replicax.cluster._wire import MAX_BYTES, Message, configure, decode, encode, versions
+from replicax.cluster._wire import FINISHED, MAX_BYTES, Message, configure, decode, encode, versions
 
 _INTRODUCTION_SECONDS = 10.0  # in which somebody who connects has to say who it is
 
@@ -140,7 +140,9 @@ class Hub:
             case "state":
                 self._tell(index, {"kind": "state", "state": self._state()})
             case "finished":
-                self._end(index, "has finished its program")
+                self._end(index, FINISHED)
+            case "gone":
+                self._tell_all({"kind": "gone", "worker": index})
             case "failed":
                 self._end(index, message["reason"])
             case "preempted":

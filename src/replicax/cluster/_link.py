@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from replicax.cluster._members import Members
-from replicax.cluster._wire import Message, Wire, versions
+from replicax.cluster._wire import FINISHED, Message, Wire, versions
 from replicax.errors import StartFailed, WorkerLost
 
 _POLL_SECONDS = 0.2  # how often somebody who waits looks whether it should go on waiting
@@ -41,6 +41,7 @@ class Link:
         self._results: dict[str, list[Any]] = {}
         self._voids: dict[str, int] = {}
         self._wanted: set[str] = set()
+        self._gone: set[int] = set()
         self._state: Message | None = None
         self.ended: dict[int, str] = {}
         self.ended_at = 0.0  # when the first of them was known to have
@@ -118,8 +119,13 @@ class Link:
         """Whether these take no part any more, or one of them has been lost; waits so long."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: workers <= self.ended.keys() or not self._all_well(), seconds
+                lambda: workers <= self.ended.keys() or not self.all_finished, seconds
             )
+
+    def wait_until_gone(self, workers: set[int], seconds: float) -> None:
+        """Waits, so long at most, until these have taken leave after they had finished."""
+        with self._changed:
+            self._changed.wait_for(lambda: workers <= self._gone, seconds)
 
     def wait_for_loss(self, seconds: float) -> int | None:
         """The first worker that has ended; waits so long for the news."""
@@ -131,8 +137,10 @@ class Link:
         """Which worker has ended, and why, as a sentence."""
         return f"{self._members.describe(worker)} {self.ended.get(worker, 'has ended')}."
 
-    def _all_well(self) -> bool:
-        return all(reason == "has finished its program" for reason in self.ended.values())
+    @property
+    def all_finished(self) -> bool:
+        """Whether those who have ended have done so because there was nothing left to do."""
+        return all(reason == FINISHED for reason in self.ended.values())
 
     def _receive(self) -> None:
         while (message := self._wire.receive()) is not None:
@@ -156,6 +164,8 @@ class Link:
                 self._voids[message["topic"]] = message["worker"]
             case "ended":
                 self._note_end(message["worker"], message["reason"])
+            case "gone":
+                self._gone.add(message["worker"])
             case "state":
                 self._state = message["state"]
             case "deciding":

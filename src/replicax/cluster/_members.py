@@ -80,7 +80,7 @@ class Members:
             raise ClusterError(
                 f"The cluster has {len(tasks)} workers ({', '.join(names)}), but it is not said "
                 f"which of them this process is: task type {kind!r}, task index {number!r}. Set "
-                '"task": {"type": "worker", "index": 0} in TF_CONFIG, with the index of each worker.'
+                '"task": {"type": "worker", "index": 0} in TF_CONFIG, with the index of each.'
             )
         if kind not in _TRAINING_JOBS:
             raise ClusterError(

@@ -6,7 +6,6 @@ import atexit
 import hashlib
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -262,19 +261,26 @@ class Session:
             self._excepthook(kind, error, trace)
 
     def _leave(self) -> None:
-        if not self._failed:
-            self._link.send({"kind": "finished"})
-            self._wait_for_others()
+        """At exit. The first worker is the last to go, because JAX's service is in its process."""
+        others = set(range(self.members.count)) - {self.members.index}
+        if not self._failed and self._finish_with(others):
+            first = self.members.index == 0
+            if first:
+                self._link.wait_until_gone(others, _NEWS_SECONDS)
+            jax.distributed.shutdown()
+            self._link.send({"kind": "gone"})
+        else:
+            _jax_compat.abandon_distributed_runtime()
         self._watchdog.close()
         if self._hub is not None:
             self._hub.close()
 
-    def _wait_for_others(self) -> None:
-        """Until they have finished, or one of them is lost: the first worker holds them together.
+    def _finish_with(self, others: set[int]) -> bool:
+        """Waits until all have finished; False if one of them is lost.
 
         They may take as long as they like, if they are alive.
         """
-        others = set(range(self.members.count)) - {self.members.index}
+        self._link.send({"kind": "finished"})
         told = False
         while not self._link.wait_until_ended(others, _NOTICE_SECONDS):
             state = self._link.state(_NOTICE_SECONDS)
@@ -284,12 +290,13 @@ class Session:
                 silent = max(worker["silent"] for worker in state["workers"])
             if silent > self.timeout_seconds:
                 self._say("has finished, and does not wait any longer for workers that are silent")
-                return
+                return False
             if not told:
                 told = True
                 late = sorted(others - self._link.ended.keys())
                 names = ", ".join(self.members.describe(worker) for worker in late)
                 self._say(f"has finished, and waits for {names}")
+        return self._link.all_finished
 
     def _say(self, text: str) -> None:
         print(f"replicax: {self.members.name} {text}.", file=sys.stderr, flush=True)

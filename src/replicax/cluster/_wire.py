@@ -19,6 +19,8 @@ MAX_BYTES = 16 * 1024 * 1024  # of one message
 # After so many seconds without a sign of the other machine (not: the other process, which may be
 # stopped while its system answers) a connection counts as broken.
 UNREACHABLE_SECONDS = 15
+# Why a worker takes no part any more, if there was nothing left to do.
+FINISHED = "has finished its program"
 
 
 def versions() -> dict[str, str]:

@@ -98,7 +98,6 @@ class AcrossArrays(Collectives):
         if not self._topology.spans_processes or isinstance(value.primary, Tracer):
             return self.mirror(value.primary)
         settle_shapes([value], "broadcast")
-        require_alike(value, "broadcast")
         stacked = value.map(lambda c: jnp.asarray(c)[None], lambda shape: (1, *shape))
         program = _first_of_all(self._topology)
         (first,) = launch(self._topology, "broadcast", program, [stacked.array(self._topology)])

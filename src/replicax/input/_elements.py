@@ -25,7 +25,7 @@ class Elements(Protocol):
 
 @final
 class Watched:
-    """Takes from another one, and lets it be known when that takes long because of other workers."""
+    """Takes from another one, and lets the watchdog know that the program waits."""
 
     def __init__(self, elements: Elements, progress: Progress) -> None:
         self._elements = elements

@@ -31,7 +31,8 @@ class Status:
         minutes, seconds = divmod(int(time.monotonic() - self.since), 60)
         parts = [f"{self.running} of {self._workers} workers running", f"{minutes}:{seconds:02}"]
         if self._max_restarts:
-            parts.append(f"attempt {self.attempt} of 0 to {self._max_restarts}")
+            left = self._max_restarts - self.attempt
+            parts.append(f"attempt {self.attempt} · restarts left: {left}")
         if self.doing:
             parts.append(self.doing)
         return " · ".join(parts)

@@ -35,7 +35,7 @@ class ContestantProcess:
         name: str,
         python: Path,
         script: Path,
-        *,
+        *arguments: str,
         answer_limit_seconds: float = ANSWER_LIMIT_SECONDS,
     ) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class ContestantProcess:
         # A file, not a pipe: nobody has to read it for the contestant to go on.
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed in end
         self._process = subprocess.Popen(
-            [python, script],
+            [python, script, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -158,14 +158,14 @@ def _times_row(peer: Measurement, baseline: Measurement) -> tuple[str, ...]:
     is_baseline = peer is baseline
     return (
         peer.contestant,
-        _milliseconds(median(peer.seconds_per_step)),
-        spread(peer.seconds_per_step, _milliseconds),
+        milliseconds(median(peer.seconds_per_step)),
+        spread(peer.seconds_per_step, milliseconds),
         "1" if is_baseline else f"{median(ratios):.2f}",
         "" if is_baseline else spread(ratios, "{:.2f}".format),
     )
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
     """With about three digits that count."""
     number = 1000 * seconds
     return f"{number:.2f}" if number < 10 else f"{number:.1f}" if number < 100 else f"{number:.0f}"

@@ -23,6 +23,7 @@ from report import (
 from rich.console import Console
 from scaling import REPLICAS, measure_scaling, print_scaling
 from training import COMPILED_CELLS, measure_compiled, measure_eager, training_targets
+from workers import WORKERS_CELLS, measure_workers, print_workers, workers_targets
 
 QUICK_ROUNDS = 2
 QUICK_HIDDEN = 32
@@ -54,6 +55,9 @@ def main(
 
     eager = measure_eager(sittings, rounds, peer_environments)
     compiled = measure_compiled(sittings, rounds, peer_environments, cells)
+    workers = measure_workers(
+        sittings, rounds, peer_environments, WORKERS_CELLS[:1] if quick else WORKERS_CELLS
+    )
     feeding = measure_feeding(
         sittings, rounds, peer_environments, FED_CELLS[:1] if quick else FED_CELLS
     )
@@ -62,14 +66,20 @@ def main(
 
     console = Console(width=WIDTH)
     console.print(header, highlight=False)
-    print_versions(console, versions_of([*eager, *compiled, *feeding.iterated]))
+    print_versions(console, versions_of([*eager, *compiled, *workers, *feeding.iterated]))
     print_training(console, "Compiled training step", compiled)
     print_training(console, "Eager training step", eager)
+    print_workers(console, workers)
     print_feeding(console, feeding)
     print_overhead(console, overhead)
     print_scaling(console, scaling)
     if not quick:  # two rounds are no evidence
-        targets = [training_targets(compiled), feeding_targets(feeding), overhead_targets(overhead)]
+        targets = [
+            training_targets(compiled),
+            workers_targets(workers),
+            feeding_targets(feeding),
+            overhead_targets(overhead),
+        ]
         print_targets(console, [target for some in targets for target in some])
     if plot is not None:
         drawn = draw_ratios(plot, compiled)

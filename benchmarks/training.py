@@ -25,14 +25,14 @@ TORCH = PeerEnvironment("torch", "torch==2.13.0 numpy")
 
 @dataclass(frozen=True)
 class Contestant:
-    """A script of `contestants/`, by its name, and where it runs."""
+    """A script of `contestants/`, by its name and its arguments, and where it runs."""
 
     name: str
     environment: PeerEnvironment | None = None  # None: the one that replicax is installed in
 
-    @property
-    def script(self) -> Path:
-        return CONTESTANTS / f"{self.name}.py"
+    def start(self, python: Path) -> ContestantProcess:
+        script, *arguments = self.name.split()
+        return ContestantProcess(self.name, python, CONTESTANTS / f"{script}.py", *arguments)
 
     def python(self, peer_environments: Path) -> Path:
         if self.environment is None:
@@ -112,7 +112,7 @@ def _sitting(
     answers = []
     with ExitStack() as stack:
         processes = [
-            stack.enter_context(ContestantProcess(contestant.name, python, contestant.script))
+            stack.enter_context(contestant.start(python))
             for contestant, python in zip(contestants, pythons, strict=True)
         ]
         for process in processes:

@@ -44,7 +44,12 @@ if "TF_CONFIG" in os.environ:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Among several workers, the tests that hold for every strategy."""
     if "TF_CONFIG" in os.environ:
-        items[:] = [item for item in items if "strategy" in getattr(item, "fixturenames", ())]
+        items[:] = [
+            item
+            for item in items
+            if "strategy" in getattr(item, "fixturenames", ())
+            and item.get_closest_marker("one_process") is None
+        ]
 
 
 @pytest.fixture(params=STRATEGIES)

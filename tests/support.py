@@ -27,6 +27,15 @@ def components_equal(strategy: rx.Strategy, value: Any, expected: Sequence[Any])
         equal(component, number)
 
 
+def copies_equal(strategy: rx.Strategy, value: Any, expected: Any) -> None:
+    """One component on each device of this process that holds variables, all with this number."""
+    components = strategy.experimental_local_results(value)
+    count = len(strategy.extended.parameter_devices)
+    assert len(components) == count, f"{value} has not {count} components"
+    for component in components:
+        equal(component, expected)
+
+
 def per_replica(strategy: rx.Strategy, values: Sequence[Any]) -> rx.PerReplica:
     """A value with `values[i]` on replica i."""
     return strategy.experimental_distribute_values_from_function(

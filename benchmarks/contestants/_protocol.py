@@ -16,7 +16,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from _problem import Cell
 
@@ -29,8 +29,10 @@ def serve(
     build: Callable[[Cell], Callable[[], Any]],
     versions: Mapping[str, str],
     *,
+    fetch: Callable[[Any], Any] = lambda returned: returned,
     result_of: Callable[[Any], float] = float,
     before_steps: Callable[[int], None] = lambda steps: None,
+    after_steps: Callable[[], None] = lambda: None,
 ) -> None:
     """Answers requests until the input ends.
 
@@ -38,36 +40,52 @@ def serve(
         build: Makes, for a cell, the function that takes one step; one of a training returns its
             loss.
         versions: The packages under test, for the report.
-        result_of: Makes the number that all contestants have to agree in of what the last step of a
-            turn returned. It is not timed.
+        fetch: Called with what the last step of a turn returned, for steps that return before they
+            are done. It is timed.
+        result_of: Makes the number that all contestants have to agree in of what was fetched. It is
+            not timed.
         before_steps: Called with the number of steps before each timed turn.
+        after_steps: Called after each turn, the warm-up too, before it is answered.
     """
-    # A library that prints to stdout would break the protocol: from here on it prints to stderr.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    answers = answers_only()
 
     def answer(message: Mapping[str, object]) -> None:
         print(json.dumps(message), file=answers, flush=True)
 
     step = build(Cell(**json.loads(sys.stdin.readline())))
-    take_steps(step, WARMUP_STEPS)
+    take_steps(step, WARMUP_STEPS, fetch)
+    after_steps()
     answer({"steps_done": WARMUP_STEPS, "versions": with_python(versions)})
     for request in sys.stdin:
         verb, count = request.split()
         if verb != "steps":
             raise ValueError(f"Unknown request {request!r}. Send 'steps N'.")
         before_steps(int(count))
-        seconds, returned = take_steps(step, int(count))
+        seconds, returned = take_steps(step, int(count), fetch)
+        after_steps()
         answer({"seconds_per_step": seconds, "result": result_of(returned)})
 
 
-def take_steps(step: Callable[[], Any], steps: int) -> tuple[float, Any]:
-    """The seconds that a step took, and what the last one returned."""
+def answers_only() -> TextIO:
+    """What was stdout; a library that prints there would break a protocol, and now it cannot.
+
+    From here on everybody else prints to stderr.
+    """
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
+
+
+def take_steps(
+    step: Callable[[], Any], steps: int, fetch: Callable[[Any], Any] = lambda returned: returned
+) -> tuple[float, Any]:
+    """The seconds that a step took, and what was fetched of what the last one returned."""
     returned = None
     start = time.perf_counter()
     for _ in range(steps):
         returned = step()
-    return (time.perf_counter() - start) / steps, returned
+    fetched = fetch(returned)
+    return (time.perf_counter() - start) / steps, fetched
 
 
 def with_python(versions: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""The training step in TensorFlow: the same `MirroredStrategy` program."""
+"""The training step in TensorFlow: the same program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from _problem import LEARNING_RATE, Cell, problem_of
@@ -17,6 +17,16 @@ def serve_tensorflow(compiled: bool) -> None:
 def build(cell: Cell, compiled: bool) -> Callable[[], float]:
     names = split_cpu(cell.replicas)
     strategy = tf.distribute.MirroredStrategy(names)
+    train = training_of(cell, strategy)
+    batch = constant_batch(cell, strategy, names)
+    step_of_all = tf.function(train) if compiled else train
+    return lambda: float(step_of_all(*batch))
+
+
+def training_of(
+    cell: Cell, strategy: tf.distribute.Strategy
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """A training step of all replicas, from their rows and labels to the loss."""
     problem = problem_of(cell)
     with strategy.scope():
         weights = [tf.Variable(weight) for weight in problem.weights]
@@ -43,15 +53,22 @@ def build(cell: Cell, compiled: bool) -> Callable[[], float]:
         losses = strategy.run(step, args=(rows, labels))
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
+    return train
+
+
+def constant_batch(
+    cell: Cell, strategy: tf.distribute.Strategy, devices: Sequence[str]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rows and labels, on the replicas' devices, which are given by their names."""
+    problem = problem_of(cell)
+
     def share(context: tf.distribute.experimental.ValueContext) -> tuple[tf.Tensor, tf.Tensor]:
         replica = context.replica_id_in_sync_group
         # Left alone, TensorFlow puts all shares on the first device and would copy them each step.
-        with tf.device(names[replica]):
+        with tf.device(devices[replica]):
             return tf.constant(problem.rows[replica]), tf.constant(problem.labels[replica])
 
-    batch = strategy.experimental_distribute_values_from_function(share)
-    step_of_all = tf.function(train) if compiled else train
-    return lambda: float(step_of_all(*batch))
+    return strategy.experimental_distribute_values_from_function(share)
 
 
 def split_cpu(count: int) -> list[str]:

@@ -20,6 +20,12 @@ Layers = list[tuple[jax.Array, jax.Array]]
 def build(cell: Cell) -> Callable[[], float]:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", cell.replicas)
+    train = training_of(cell)
+    return lambda: float(train())
+
+
+def training_of(cell: Cell) -> Callable[[], jax.Array]:
+    """A training step on all devices, whichever processes they belong to."""
     mesh = Mesh(np.array(jax.devices()), (AXIS,))
     problem = problem_of(cell)
 
@@ -57,10 +63,10 @@ def build(cell: Cell) -> Callable[[], float]:
         (np.concatenate(problem.rows), np.concatenate(problem.labels)), NamedSharding(mesh, SPLIT)
     )
 
-    def train() -> float:
+    def train() -> jax.Array:
         nonlocal layers
         layers, loss = step_of_all(layers, rows, labels)
-        return float(loss)
+        return loss
 
     return train
 

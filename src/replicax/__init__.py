@@ -3,7 +3,7 @@
 Write a training step once; a strategy decides on which devices and in how many replicas it runs.
 """
 
-from replicax import cluster_resolver, config, errors, experimental, parts
+from replicax import cluster_resolver, config, errors, experimental, parts, preemption
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.cluster import ClusterSpec
 from replicax.execution import ReplicaContext, function
@@ -74,6 +74,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "parts",
+    "preemption",
     "value_and_grad",
 ]
 

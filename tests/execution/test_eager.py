@@ -21,7 +21,7 @@ def replica_id():
 def test_fn_is_called_once_a_replica_in_order(strategy):
     calls = []
     strategy.run(lambda: calls.append(replica_id()))
-    assert calls == list(range(strategy.num_replicas_in_sync))
+    assert calls == list(strategy.topology.local_replicas)
 
 
 def test_each_replica_computes_on_its_own_device(strategy):

@@ -11,6 +11,7 @@ import replicax as rx
 pytestmark = pytest.mark.usefixtures("execution")
 
 
+@pytest.mark.one_process  # which checkpoints and summarises, and has no cluster to ask about
 def test_facts(strategy):
     extended = strategy.extended
     assert extended.experimental_between_graph is False
@@ -20,7 +21,13 @@ def test_facts(strategy):
     assert extended.should_save_summary is True
     assert strategy.cluster_resolver is None
     assert len(extended.worker_devices) == strategy.num_replicas_in_sync
+
+
+def test_devices_of_this_process(strategy):
+    extended, topology = strategy.extended, strategy.topology
+    assert extended.worker_devices == tuple(topology.devices[i][0] for i in topology.local_replicas)
     assert isinstance(extended.parameter_devices, tuple)
+    assert {*extended.worker_devices, *extended.parameter_devices} <= set(jax.local_devices())
 
 
 def test_devices():
@@ -86,7 +93,7 @@ def test_batch_reduce_to_equals_many_reduce_to(strategy):
 def test_broadcast_to(strategy):
     out = strategy.extended.broadcast_to(jnp.float32([1, 2]), strategy.extended.worker_devices)
     components_equal(strategy, out, [[1, 2]] * strategy.num_replicas_in_sync)
-    device = jax.devices()[6]
+    device = jax.local_devices()[6 % jax.local_device_count()]
     assert strategy.extended.broadcast_to(1.0, device).devices() == {device}
 
 

@@ -143,8 +143,9 @@ def test_local_results(strategy):
     assert strategy.experimental_local_results(7) == (7,)
     assert strategy.experimental_local_results(None) == (None,)
     nests = strategy.experimental_local_results({"a": value, "b": 5})
-    assert [int(nest["a"]) for nest in nests] == list(range(count))
-    assert [nest["b"] for nest in nests] == [5] * count
+    local = strategy.topology.local_replicas
+    assert [int(nest["a"]) for nest in nests] == list(local)
+    assert [nest["b"] for nest in nests] == [5] * len(local)
 
 
 def test_distributed_values_are_on_their_replicas_devices(strategy):
@@ -153,8 +154,9 @@ def test_distributed_values_are_on_their_replicas_devices(strategy):
     )
     devices = strategy.extended.worker_devices
     assert isinstance(value["id"], rx.PerReplica)
-    assert [int(x) for x in value["id"].values] == list(range(len(devices)))
-    assert [int(x) for x in value["of"].values] == [len(devices)] * len(devices)
+    assert [int(x) for x in value["id"].values] == list(strategy.topology.local_replicas)
+    count = strategy.num_replicas_in_sync
+    assert [int(x) for x in value["of"].values] == [count] * len(devices)
     assert [x.devices() for x in value["id"].values] == [{device} for device in devices]
 
 

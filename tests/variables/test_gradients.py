@@ -39,11 +39,16 @@ def test_gradients_are_those_of_the_replica_alone(strategy):
     for _ in range(3):  # the third time by a program that was kept
         value, gradients = strategy.run(fn, args=(per_replica(strategy, inputs),))
         expected = [jax.value_and_grad(loss_of, (0, 1))(WEIGHT, BIAS, x) for x in inputs]
-        for i in range(count):
-            equal(strategy.experimental_local_results(value)[i], expected[i][0], 1e-5)
-            local = strategy.experimental_local_results(gradients)[i]
-            equal(local["w"], expected[i][1][0], 1e-5)
-            equal(local["b"], expected[i][1][1], 1e-5)
+        for replica, own, gradient in zip(
+            strategy.topology.local_replicas,
+            strategy.experimental_local_results(value),
+            strategy.experimental_local_results(gradients),
+            strict=True,
+        ):
+            loss, (of_weight, of_bias) = expected[replica]
+            equal(own, loss, 1e-5)
+            equal(gradient["w"], of_weight, 1e-5)
+            equal(gradient["b"], of_bias, 1e-5)
 
 
 def test_in_cross_replica_context(strategy):
@@ -120,11 +125,12 @@ def test_variables_written_inside_are_written_once_it_has_returned(
     for _ in range(2):
         inputs = per_replica(strategy, list(np.arange(1.0, count + 1)))
         value, _, after = strategy.run(fn, args=(inputs,))
-        for i in range(count):
-            now = strategy.experimental_local_results(after)[i]
-            equal(strategy.experimental_local_results(value)[i], now * 2.0)
-    copies = [float(copy.value) for copy in average.values]
-    components_equal(strategy, plain, copies)
+        losses = strategy.experimental_local_results(value)
+        assert len(losses) == len(strategy.topology.local_replicas)
+        for own, now in zip(losses, strategy.experimental_local_results(after), strict=True):
+            equal(own, now * 2.0)
+    for copy, written_inside in zip(plain.values, average.values, strict=True):
+        equal(copy.value, written_inside.value)
 
 
 def test_what_a_variable_was_assigned_is_constant_for_the_gradient_through_other_replicas(two):

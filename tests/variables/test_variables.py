@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import components_equal, equal, per_replica
+from support import components_equal, copies_equal, equal, per_replica
 
 import replicax as rx
 
@@ -32,7 +32,7 @@ def replica_id():
 
 
 def kind(strategy):
-    if isinstance(strategy, rx.MirroredStrategy):
+    if isinstance(strategy, rx.MirroredStrategy | rx.MultiWorkerMirroredStrategy):
         return "MirroredVariable"
     if isinstance(strategy, rx.experimental.CentralStorageStrategy):
         return "AggregatingVariable"
@@ -94,7 +94,7 @@ def test_cross_replica_writes_reach_every_copy(strategy):
     assert variable.assign(3.0) is variable
     assert variable.assign_add(4.0) is variable
     assert variable.assign_sub(1.5) is variable
-    components_equal(strategy, variable, [5.5] * len(variable.values))
+    copies_equal(strategy, variable, 5.5)
     with strategy.scope():
         variable.assign(rx.Variable(2.0))
         equal(variable.read_value(), 2.0)
@@ -121,7 +121,7 @@ def test_writes_of_replicas_are_aggregated_first(strategy, aggregation, synchron
         + combine([1.0 for _ in ids])
     )
     components_equal(strategy, strategy.run(fn), [expected] * len(ids))
-    components_equal(strategy, variable, [expected] * len(variable.values))
+    copies_equal(strategy, variable, expected)
 
 
 def test_a_shared_array_counts_once_a_replica(two):
@@ -328,14 +328,13 @@ def test_update_context(strategy):
         return copy.read_value() * 10
 
     out = strategy.extended.update(variable, fn, (other, 0.5), {"shift": 1.0})
-    count = len(variable.values)
     equal(variable, 5.0)
-    components_equal(strategy, out, [50.0] * count)
+    copies_equal(strategy, out, 50.0)
     assert seen == [copy.device for copy in variable.values]
     lists = strategy.extended.update(
         variable, lambda copy: {"a": copy.assign(3.0).value}, group=False
     )
-    equal(np.array([float(x) for x in lists["a"]]), [3.0] * count)
+    equal(np.array([float(x) for x in lists["a"]]), [3.0] * len(variable.values))
 
 
 def test_the_variable_itself_may_be_written_in_update_context(two):
@@ -496,7 +495,7 @@ def test_mirrored_values_are_converted_like_others(strategy):
     variable.assign(strategy.extended.broadcast_to(2, variable))
     assert variable.value.dtype == jnp.float32
     local = make(strategy, 1.0, "SUM", "ON_READ")
-    local.assign(rx.Mirrored([3] * strategy.num_replicas_in_sync))
+    local.assign(rx.Mirrored([3] * len(strategy.topology.local_replicas)))
     equal(local, 3.0)
     assert local.value.dtype == jnp.float32
 
@@ -522,6 +521,6 @@ def test_the_initial_value_is_made_in_replica_context(two, execution):
 def test_local_results_of_a_nest_of_variables(strategy):
     variable = make(strategy, 1.0)
     nests = strategy.experimental_local_results([variable])
-    assert len(nests) == strategy.num_replicas_in_sync
+    assert len(nests) == len(strategy.topology.local_replicas)
     for nest in nests:
         equal(nest[0], 1.0)

@@ -2,7 +2,7 @@
 
 from replicax.cluster._members import Members
 from replicax.cluster._progress import Progress
-from replicax.cluster._session import Session, current, join
+from replicax.cluster._session import Session, current, join, session
 from replicax.cluster._spec import ClusterSpec
 from replicax.cluster.resolvers import (
     ClusterResolver,
@@ -26,4 +26,5 @@ __all__ = [
     "UnionResolver",
     "current",
     "join",
+    "session",
 ]

@@ -23,6 +23,11 @@ _LIBRARIES = tuple(
 )
 
 
+def is_users(filename: str) -> bool:
+    """Whether a file is part of the program, and not of a library."""
+    return not filename.startswith((*_LIBRARIES, "<frozen"))
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -105,7 +110,7 @@ class Progress:
         while frame is not None:
             code = frame.f_code
             text = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
-            lines.append((not code.co_filename.startswith((*_LIBRARIES, "<frozen")), text))
+            lines.append((is_users(code.co_filename), text))
             frame = frame.f_back
         own = [text for users, text in lines if users]
         return (own or [text for _, text in lines])[:_FRAMES]

@@ -18,7 +18,7 @@ from replicax import _jax_compat
 from replicax.cluster._hub import Hub
 from replicax.cluster._link import Link
 from replicax.cluster._members import Address, Members
-from replicax.cluster._progress import Progress
+from replicax.cluster._progress import Progress, is_users
 from replicax.cluster._relay import Relay
 from replicax.cluster._watchdog import Watchdog
 from replicax.cluster._wire import Wire
@@ -36,8 +36,13 @@ _NO_HEARTBEAT_SECONDS = 10**7
 _current: Session | None = None
 
 
+def session() -> Session | None:
+    """The session of this process, if it is a worker among several."""
+    return _current
+
+
 def current() -> Session:
-    """The session of this process, which has one as soon as it is a worker among several."""
+    """The session of this process, for what only one among several workers comes to."""
     if _current is None:
         raise StartFailed(
             "The devices belong to several processes, and these were not brought together by "
@@ -250,10 +255,12 @@ class Session:
     def _on_uncaught(self, kind: Any, error: BaseException, trace: Any) -> None:
         """The program has failed: the others are told why, and are not waited for."""
         self._failed = True
-        place = traceback.extract_tb(trace)[-1:] if trace is not None else []
-        where = f" ({place[0].filename}:{place[0].lineno})" if place else ""
+        places = traceback.extract_tb(trace)
+        place = [entry for entry in places if is_users(entry.filename)] or places
+        where = f" ({place[-1].filename}:{place[-1].lineno})" if place else ""
         text = f"{kind.__name__}: {error}"
-        self._link.send({"kind": "failed", "reason": f"failed: {text[:2000]}{where}"})
+        summary = text[:2000].removesuffix(".")
+        self._link.send({"kind": "failed", "reason": f"failed: {summary}{where}"})
         if isinstance(error, WorkerLost):
             # It is another worker's traceback that says what went wrong.
             print(f"replicax.errors.{text}{where}", file=sys.stderr, flush=True)
@@ -291,9 +298,9 @@ class Session:
             if silent > self.timeout_seconds:
                 self._say("has finished, and does not wait any longer for workers that are silent")
                 return False
-            if not told:
+            late = sorted(others - self._link.ended.keys())
+            if late and not told:
                 told = True
-                late = sorted(others - self._link.ended.keys())
                 names = ", ".join(self.members.describe(worker) for worker in late)
                 self._say(f"has finished, and waits for {names}")
         return self._link.all_finished

@@ -132,7 +132,8 @@ class Watchdog:
 
     def _give_up(self, reason: str) -> None:
         """The main thread is inside XLA, where no exception reaches it: the process ends here."""
-        self._link.send({"kind": "failed", "reason": f"gave up: {reason}"})
+        summary = reason.splitlines()[0].removesuffix(".")
+        self._link.send({"kind": "failed", "reason": f"gave up: {summary}"})
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             print(f"replicax.errors.WorkerLost: {reason}", file=sys.stderr, flush=True)

@@ -1,0 +1,183 @@
+"""A contestant of several processes, one replica each: to run.py they are one.
+
+run.py starts and asks worker 0, which starts the others and passes every request on to them:
+
+worker 0                                                  another worker
+(started with its place in the environment)         ->    builds
+5                                                   ->
+                                                    <-    ready: all of them begin
+                                                    <-    done: all of them wait for the next line
+end of input                                        ->    ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from _problem import Cell
+from _protocol import WARMUP_STEPS, answers_only, serve, take_steps
+
+HOST = "127.0.0.1"
+PLACE = "REPLICAX_BENCHMARK_WORKER"
+END_LIMIT_SECONDS = 4  # less than run.py waits for worker 0
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One of the workers, and where all of them can be reached."""
+
+    index: int
+    addresses: Sequence[str]
+
+    @property
+    def tf_config(self) -> str:
+        """As TensorFlow and replicax take it from the environment."""
+        return json.dumps(
+            {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": self.index}}
+        )
+
+
+Build = Callable[[Cell, Worker], Callable[[], Any]]
+
+
+def serve_workers(
+    build: Build, versions: Mapping[str, str], *, fetch: Callable[[Any], float] = float
+) -> None:
+    """Answers requests until the input ends.
+
+    Args:
+        build: Makes, for a cell and in each worker, the function that takes one step. It may return
+            before the step is done.
+        versions: The packages under test, for the report.
+        fetch: Waits for what the last step of a turn returned, and makes a number of it. It is
+            timed.
+    """
+    if PLACE in os.environ:
+        _serve_other(build, fetch)
+    else:
+        _serve_first(build, versions, fetch)
+
+
+def _serve_first(build: Build, versions: Mapping[str, str], fetch: Callable[[Any], float]) -> None:
+    with _Others() as others:
+
+        def build_first(cell: Cell) -> Callable[[], Any]:
+            addresses = free_addresses(cell.replicas)
+            others.start(cell, addresses)
+            step = build(cell, Worker(0, addresses))
+            others.begin(WARMUP_STEPS)
+            return step
+
+        serve(
+            build_first,
+            versions,
+            fetch=fetch,
+            before_steps=others.begin,
+            after_steps=others.wait,
+        )
+
+
+def _serve_other(build: Build, fetch: Callable[[Any], float]) -> None:
+    answers = answers_only()
+    place = json.loads(os.environ[PLACE])
+    requests = _Requests()
+    step = build(Cell(**place["cell"]), Worker(place["index"], place["addresses"]))
+    while (steps := requests.next()) is not None:
+        print("ready", file=answers, flush=True)
+        take_steps(step, steps, fetch)
+        print("done", file=answers, flush=True)
+
+
+class _Requests:
+    """The lines of the input, read by a thread: a worker that hangs notices the end all the same.
+
+    The workers wait for each other in every step, and some do so for minutes when one is gone.
+    """
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._collect, daemon=True).start()
+
+    def next(self) -> int | None:
+        line = self._lines.get()
+        return None if line is None else int(line)
+
+    def _collect(self) -> None:
+        for line in sys.stdin:
+            self._lines.put(line)
+        self._lines.put(None)
+        time.sleep(END_LIMIT_SECONDS)
+        os._exit(1)
+
+
+class _Others:
+    """The workers but the first, as it sees them. They end when it does: their input ends then."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> _Others:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Not awaited: libraries have their workers take leave of each other when they exit.
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+    def start(self, cell: Cell, addresses: Sequence[str]) -> None:
+        for index in range(1, len(addresses)):
+            place = {"cell": asdict(cell), "index": index, "addresses": addresses}
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, *sys.argv],
+                    env={**os.environ, PLACE: json.dumps(place)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    def begin(self, steps: int) -> None:
+        """Tells them how many steps there will be, and waits until all of them begin."""
+        for process in self._processes:
+            assert process.stdin is not None
+            print(steps, file=process.stdin, flush=True)
+        self._expect("ready")
+
+    def wait(self) -> None:
+        """Until all of them have taken their steps: the next contestant has the machine alone."""
+        self._expect("done")
+
+    def _expect(self, expected: str) -> None:
+        for index, process in enumerate(self._processes, start=1):
+            assert process.stdout is not None
+            line = process.stdout.readline().strip()
+            if line != expected:
+                raise RuntimeError(f"Worker {index} said {line!r} and not {expected!r}.")
+
+
+def nothing_to_compare(returned: Any) -> float:
+    """For steps that have waited already, and whose results are not compared."""
+    return 0.0
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses on this machine that nobody uses; for now, nobody keeps them so."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [f"{HOST}:{each.getsockname()[1]}" for each in sockets]

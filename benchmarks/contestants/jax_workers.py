@@ -1,0 +1,21 @@
+"""JAX by hand on several workers: `jax.distributed`, then as `jax_shard_map` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from _problem import Cell
+from _workers import Worker, serve_workers
+from jax_shard_map import training_of
+
+
+def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
+    jax.config.update("jax_platforms", "cpu")
+    jax.distributed.initialize(worker.addresses[0], len(worker.addresses), worker.index)
+    return training_of(cell)  # whose steps are dispatched, and awaited at the end of a turn
+
+
+if __name__ == "__main__":
+    serve_workers(build, {"jax": jax.__version__})

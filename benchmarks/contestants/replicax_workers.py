@@ -1,0 +1,28 @@
+"""replicax: `MultiWorkerMirroredStrategy`, compiled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from _problem import Cell
+from _replicax import VERSIONS, constant_batch, training_of
+from _workers import Worker, serve_workers
+
+import replicax as rx
+
+
+def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
+    jax.config.update("jax_platforms", "cpu")
+    os.environ["TF_CONFIG"] = worker.tf_config
+    strategy = rx.MultiWorkerMirroredStrategy()
+    train = rx.function(training_of(cell, strategy))
+    batch = constant_batch(cell, strategy)
+    return lambda: train(*batch)
+
+
+if __name__ == "__main__":
+    serve_workers(build, {**VERSIONS, "optax": optax.__version__})

@@ -1,0 +1,24 @@
+"""TensorFlow: `tf.distribute.MultiWorkerMirroredStrategy` inside a `tf.function`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from _problem import Cell
+from _tensorflow import constant_batch, training_of
+from _workers import Worker, serve_workers
+
+
+def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
+    os.environ["TF_CONFIG"] = worker.tf_config
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    train = tf.function(training_of(cell, strategy))
+    batch = constant_batch(cell, strategy, ["CPU:0"] * cell.replicas)
+    return lambda: train(*batch)
+
+
+if __name__ == "__main__":
+    serve_workers(build, {"tensorflow": tf.__version__, "keras": tf.keras.__version__})

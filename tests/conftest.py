@@ -57,6 +57,12 @@ def strategy(request: pytest.FixtureRequest) -> rx.Strategy:
     return STRATEGIES[request.param]()
 
 
+@pytest.fixture(params=[x for x in ("mirrored 1", "mirrored 2", "workers") if x in STRATEGIES])
+def mirrored_strategy(request: pytest.FixtureRequest) -> rx.Strategy:
+    """One or two mirrored replicas, or those of all workers."""
+    return STRATEGIES[request.param]()
+
+
 @pytest.fixture(params=["eager", "compiled"])
 def execution(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs a test twice: as it is, and with every function given to `run` an `rx.function`."""

@@ -61,6 +61,9 @@ def _torch_loader(rows: np.ndarray, size: int, **options: Any) -> Any:
     return TORCH.utils.data.DataLoader(Rows(TORCH.from_numpy(rows)), batch_size=size, **options)
 
 
+# What AUTO comes to for rows in memory, without its warning when there are several workers.
+BY_ROWS = rx.InputOptions(auto_shard_policy="DATA")
+
 Maker = Callable[[np.ndarray, int], Any]
 SOURCES: dict[str, Maker] = {
     "arrays": lambda rows, size: rx.from_tensor_slices(rows).batch(size),

@@ -17,6 +17,7 @@ from replicax.input import (
     from_tensor_slices,
 )
 from replicax.integrations.optax import Optimizer
+from replicax.reporting import is_first_worker, print
 from replicax.strategies import (
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
@@ -73,8 +74,10 @@ __all__ = [
     "grad",
     "has_strategy",
     "in_cross_replica_context",
+    "is_first_worker",
     "parts",
     "preemption",
+    "print",
     "value_and_grad",
 ]
 

@@ -9,7 +9,7 @@ import grain
 import jax
 import numpy as np
 import pytest
-from pipelines import shares_of
+from pipelines import BY_ROWS, expected_shares, shares_of
 
 import replicax as rx
 
@@ -17,13 +17,12 @@ ROWS = np.arange(10, dtype=np.int32)
 
 
 def test_every_strategy_divides_the_batch(strategy):
-    dataset = strategy.experimental_distribute_dataset(rx.from_tensor_slices(ROWS).batch(10))
-    (element,) = dataset
-    parts = [np.asarray(part) for part in strategy.experimental_local_results(element)]
-    assert np.concatenate(parts).tolist() == ROWS.tolist()
-    sizes = [len(part) for part in parts]
-    assert sizes == sorted(sizes, reverse=True)
-    assert max(sizes) - min(sizes) <= 1
+    rows = rx.from_tensor_slices(ROWS).batch(10)
+    (element,) = strategy.experimental_distribute_dataset(rows, BY_ROWS)
+    (expected,) = expected_shares(ROWS.tolist(), 10, strategy.num_replicas_in_sync)
+    assert np.concatenate(expected).tolist() == ROWS.tolist()
+    local = [expected[replica] for replica in strategy.topology.local_replicas]
+    assert shares_of(strategy, [element]) == [local]
     devices = [part.devices() for part in strategy.experimental_local_results(element)]
     assert devices == [{device} for device in strategy.extended.worker_devices]
     if strategy.num_replicas_in_sync == 1:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pipelines import shares_of
+from pipelines import BY_ROWS, shares_of
 
 import replicax as rx
 
@@ -18,7 +18,8 @@ def rows(count: int) -> np.ndarray:
 
 
 def dataset_of(strategy: rx.Strategy, count: int, batch: int) -> rx.DistributedDataset:
-    return strategy.experimental_distribute_dataset(rx.from_tensor_slices(rows(count)).batch(batch))
+    source = rx.from_tensor_slices(rows(count)).batch(batch)
+    return strategy.experimental_distribute_dataset(source, BY_ROWS)
 
 
 def until_the_end(step, *args):
@@ -232,8 +233,8 @@ def test_a_loop_in_a_function(strategy, count):
     assert float(epoch(dataset)) == expected
     first = len(traces)
     replicas = strategy.num_replicas_in_sync
-    # The partial batch runs eagerly, once for each replica; the rest was traced, and is kept.
-    partial = 0 if count % 8 == 0 else replicas
+    # The partial batch runs eagerly, once for each local replica; the rest was traced and is kept.
+    partial = 0 if count % 8 == 0 else len(strategy.topology.local_replicas)
     for _ in range(2):
         assert float(epoch(dataset)) == expected
     if 8 % replicas == 0 and replicas > 1:

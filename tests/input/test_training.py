@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from pipelines import BY_ROWS
 from support import equal
 
 import replicax as rx
@@ -54,9 +55,8 @@ def reference(size: int, batch: int, epochs: int) -> dict[str, np.ndarray]:
 
 
 def train(strategy: rx.Strategy, size: int, batch: int, epochs: int, way: str) -> dict[str, object]:
-    dataset = strategy.experimental_distribute_dataset(
-        rx.from_tensor_slices(data(size)).batch(batch)
-    )
+    source = rx.from_tensor_slices(data(size)).batch(batch)
+    dataset = strategy.experimental_distribute_dataset(source, BY_ROWS)
     with strategy.scope():
         weights = rx.Variable(np.zeros(FEATURES, np.float32))
         bias = rx.Variable(np.float32(0))

@@ -58,7 +58,11 @@ def main(event: str, worker: int, at_step: int, timeout_seconds: float) -> None:
         if own and step == at_step:
             print(f"{event} at {time.time()}", flush=True)
             happen(event)
-        train_step()
+        try:
+            train_step()
+        except rx.errors.WorkerLost:
+            print(f"lost at {time.time()}", flush=True)
+            raise
         print(f"step {step}", flush=True)
         time.sleep(0.2)
     print(f"weight {weight.numpy().tolist()}", flush=True)

@@ -17,9 +17,9 @@ import replicax as rx
 pytestmark = pytest.mark.usefixtures("execution")
 
 
-@pytest.fixture(params=[["CPU:0"], ["CPU:0", "CPU:1"]], ids=["one replica", "two replicas"])
-def strategy(request):
-    return rx.MirroredStrategy(request.param)
+@pytest.fixture
+def strategy(mirrored_strategy):
+    return mirrored_strategy
 
 
 # Strategy (pages 002 and 003).
@@ -28,11 +28,10 @@ def strategy(request):
 def test_scope(strategy):
     with strategy.scope():
         mirrored_variable = rx.Variable(1.0)
-    count = strategy.num_replicas_in_sync
     lines = repr(mirrored_variable).splitlines()
     assert lines[0] == "MirroredVariable:{"
     assert lines[1].startswith("  0: <rx.Variable 'Variable' shape=() dtype=float32, value=1.0>")
-    if count == 2:
+    if len(strategy.topology.local_replicas) == 2:
         assert lines[2].startswith("  1: <rx.Variable 'Variable/replica_1' shape=()")
     assert lines[-1] == "}"
     regular_variable = rx.Variable(1.0)
@@ -72,18 +71,18 @@ def test_distribute_a_constant_value(strategy):
     distributed_values = strategy.experimental_distribute_values_from_function(value_fn)
     local_result = strategy.experimental_local_results(distributed_values)
     assert isinstance(local_result, tuple)
-    assert [float(x) for x in local_result] == [1.0] * strategy.num_replicas_in_sync
+    assert [float(x) for x in local_result] == [1.0] * len(strategy.topology.local_replicas)
 
 
 def test_distribute_an_array_by_replica_id(strategy):
-    array_value = np.array([3.0, 2.0, 1.0])
+    array_value = np.arange(3.0, -5.0, -1.0)  # the page's 3, 2, 1, and some for more replicas
 
     def value_fn(ctx):
         return array_value[ctx.replica_id_in_sync_group]
 
     distributed_values = strategy.experimental_distribute_values_from_function(value_fn)
     local_result = strategy.experimental_local_results(distributed_values)
-    assert local_result == tuple(array_value[: strategy.num_replicas_in_sync])
+    assert local_result == tuple(array_value[i] for i in strategy.topology.local_replicas)
 
 
 def test_distribute_the_number_of_replicas(strategy):
@@ -91,16 +90,16 @@ def test_distribute_the_number_of_replicas(strategy):
         return ctx.num_replicas_in_sync
 
     distributed_values = strategy.experimental_distribute_values_from_function(value_fn)
-    count = strategy.num_replicas_in_sync
-    assert strategy.experimental_local_results(distributed_values) == (count,) * count
+    each = (strategy.num_replicas_in_sync,) * len(strategy.topology.local_replicas)
+    assert strategy.experimental_local_results(distributed_values) == each
 
 
 def test_place_values_on_devices_and_distribute(strategy):
     worker_devices = strategy.extended.worker_devices
-    multiple_values = []
-    for i in range(strategy.num_replicas_in_sync):
-        with jax.default_device(worker_devices[i]):
-            multiple_values.append(jnp.asarray(1.0))
+    multiple_values = {}
+    for i, device in zip(strategy.topology.local_replicas, worker_devices, strict=True):
+        with jax.default_device(device):
+            multiple_values[i] = jnp.asarray(1.0)
 
     def value_fn(ctx):
         return multiple_values[ctx.replica_id_in_sync_group]

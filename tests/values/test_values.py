@@ -13,7 +13,10 @@ from support import components_equal, equal, per_replica
 import replicax as rx
 from replicax.values import regroup, select
 
-TOPOLOGY = rx.Topology.of(["CPU:0", "CPU:1"])
+
+@pytest.fixture
+def topology(two):
+    return two.topology
 
 
 class Pair(NamedTuple):
@@ -80,16 +83,16 @@ def test_scalars_are_stacked(two):
     assert again.scalars
 
 
-def test_values_need_one_component_a_replica():
+def test_values_need_one_component_a_replica(topology):
     with pytest.raises(ValueError, match="got none"):
         rx.PerReplica(())
     with pytest.raises(ValueError, match=r"3 component\(s\) for 2"):
-        rx.PerReplica((1, 2, 3), TOPOLOGY)
+        rx.PerReplica((1, 2, 3), topology)
 
 
-def test_regroup_keeps_the_same_object_and_wraps_the_rest():
+def test_regroup_keeps_the_same_object_and_wraps_the_rest(topology):
     thing, array = object(), jnp.ones(2)
-    merged = regroup([[thing, array, "a", None, 1.5], [thing, array, "b", None, 2.5]], TOPOLOGY)
+    merged = regroup([[thing, array, "a", None, 1.5], [thing, array, "b", None, 2.5]], topology)
     assert merged[0] is thing
     assert merged[1] is array
     assert merged[2].values == ("a", "b")
@@ -97,8 +100,8 @@ def test_regroup_keeps_the_same_object_and_wraps_the_rest():
     assert merged[4].values == (1.5, 2.5)
 
 
-def test_regroup_keeps_structure():
-    merged = regroup([{"x": Pair([1], 2), "y": (3,)}, {"x": Pair([10], 20), "y": (30,)}], TOPOLOGY)
+def test_regroup_keeps_structure(topology):
+    merged = regroup([{"x": Pair([1], 2), "y": (3,)}, {"x": Pair([10], 20), "y": (30,)}], topology)
     assert isinstance(merged["x"], Pair)
     assert merged["x"].left[0].values == (1, 10)
     assert merged["x"].right.values == (2, 20)
@@ -111,9 +114,9 @@ def test_regroup_with_one_replica_wraps_nothing_unless_told_to():
     assert regroup([(1,)], one, always_wrap=True)[0].values == (1,)
 
 
-def test_regroup_refuses_different_structures():
+def test_regroup_refuses_different_structures(topology):
     with pytest.raises((TypeError, ValueError), match=r"replica 0: .*replica 1: "):
-        regroup([(1, 2), (1, 2, 3)], TOPOLOGY)
+        regroup([(1, 2), (1, 2, 3)], topology)
 
 
 def test_components_of_a_variable_become_the_variable(two):

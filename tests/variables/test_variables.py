@@ -454,9 +454,12 @@ def test_numbers_make_variables_of_a_definite_type(strategy):
 
 
 @pytest.mark.parametrize(
-    "two", [rx.OneDeviceStrategy("CPU:0"), rx.MirroredStrategy(["CPU:0", "CPU:1"])], ids=repr
+    "make_strategy",
+    [lambda: rx.OneDeviceStrategy("CPU:0"), lambda: rx.MirroredStrategy(["CPU:0", "CPU:1"])],
+    ids=["one device", "mirrored 2"],
 )
-def test_refused_at_creation(two):
+def test_refused_at_creation(make_strategy):
+    strategy = make_strategy()
     for options, message in [
         ({"initial_value": 1, "aggregation": "MEAN"}, "a mean of whole numbers is fractional"),
         (
@@ -471,7 +474,7 @@ def test_refused_at_creation(two):
             "drift apart",
         ),
     ]:
-        with two.scope(), pytest.raises(ValueError, match=message):
+        with strategy.scope(), pytest.raises(ValueError, match=message):
             rx.Variable(**options)
 
 

@@ -16,14 +16,6 @@ from replicax.errors import StartFailed, WorkerLost
 _POLL_SECONDS = 0.2  # how often somebody who waits looks whether it should go on waiting
 
 
-def _never() -> bool:
-    return False
-
-
-class Stopped(Exception):
-    """The one who waited does not want to know any more."""
-
-
 @final
 class Link:
     """Sends to the hub, and keeps what comes from there; a thread receives.
@@ -42,6 +34,7 @@ class Link:
         self._voids: dict[str, int] = {}
         self._wanted: set[str] = set()
         self._gone: set[int] = set()
+        self._heard_out = False
         self._state: Message | None = None
         self.ended: dict[int, str] = {}
         self.ended_at = 0.0  # when the first of them was known to have
@@ -81,10 +74,11 @@ class Link:
                 )
             return self._coordinator
 
-    def exchange(self, topic: str, value: Any, stop: Callable[[], bool] = _never) -> list[Any]:
+    def exchange(self, topic: str, value: Any, check: Callable[[], None]) -> list[Any]:
         """Puts down a value, and waits for those of all workers, in their order.
 
-        Raises `WorkerLost` if one of them is not going to come, and `Stopped` once `stop()`.
+        Raises `WorkerLost` if one of them is not going to come, and whatever `check` raises, which
+        is called now and then.
         """
         with self._changed:
             self._wanted.add(topic)
@@ -96,16 +90,25 @@ class Link:
                         raise WorkerLost(self.explain(self._voids[topic]))
                     if 0 in self.ended and self._members.index != 0:
                         raise WorkerLost(self.explain(next(iter(self.ended))))
-                    if stop():
-                        self.send({"kind": "withdraw", "topic": topic})
-                        raise Stopped
-                    self._changed.wait(_POLL_SECONDS)
+                    if not self._changed.wait(_POLL_SECONDS):
+                        self._check_unlocked(check)
                 return self._results[topic]
+        except BaseException:
+            self.send({"kind": "withdraw", "topic": topic})
+            raise
         finally:
             with self._changed:
                 self._wanted.discard(topic)
                 self._results.pop(topic, None)
                 self._voids.pop(topic, None)
+
+    def _check_unlocked(self, check: Callable[[], None]) -> None:
+        """Without the lock, for what it has to ask may come by the thread that receives."""
+        self._changed.release()
+        try:
+            check()
+        finally:
+            self._changed.acquire()
 
     def state(self, seconds: float) -> Message | None:
         """What the hub knows of all workers; None if it does not answer in time."""
@@ -114,6 +117,12 @@ class Link:
             self.send({"kind": "state"})
             self._changed.wait_for(lambda: self._state is not None or 0 in self.ended, seconds)
             return self._state
+
+    def say_farewell(self, message: Message, seconds: float) -> None:
+        """Tells the hub why this worker ends, and waits, so long at most, until it has heard."""
+        self.send(message)
+        with self._changed:
+            self._changed.wait_for(lambda: self._heard_out or bool(self.ended), seconds)
 
     def wait_until_ended(self, workers: set[int], seconds: float) -> bool:
         """Whether these take no part any more, or one of them has been lost; waits so long."""
@@ -174,7 +183,10 @@ class Link:
                 self.agreed_stop.set(message["at"])
 
     def _note_end(self, worker: int, reason: str) -> None:
-        if worker == self._members.index or worker in self.ended:
+        if worker == self._members.index:
+            self._heard_out = True
+            return
+        if worker in self.ended:
             return
         if not self.ended:
             self.ended_at = time.monotonic()
@@ -202,11 +214,12 @@ class AgreedStop:
         """Tells all workers that this one has to stop."""
         self._send({"kind": "preempted"})
 
-    def asked(self, stop: Callable[[], bool]) -> bool:
-        """Whether to stop, at this question; `stop()` says not to wait for the answer."""
+    def asked(self, check: Callable[[], None]) -> bool:
+        """Whether to stop, at this question; while it waits for the answer it calls `check`."""
         with self._changed:
-            while self._deciding and self._at is None and not stop():
-                self._changed.wait(_POLL_SECONDS)
+            while self._deciding and self._at is None:
+                if not self._changed.wait(_POLL_SECONDS):
+                    check()
             self._answered += 1
             return self._at is not None and self._answered >= self._at
 

@@ -51,13 +51,13 @@ class Progress:
         self._input: dict[str, Waiting] = {}
 
     @contextmanager
-    def together(self, label: str, topic: str | None = None) -> Iterator[None]:
+    def together(self, label: str, topic: str | None = None) -> Iterator[Waiting]:
         """Something for which the program needs all workers."""
         self.number += 1
         self.label = label
-        self._waiting = Waiting(label, time.monotonic(), topic)
+        self._waiting = waiting = Waiting(label, time.monotonic(), topic)
         try:
-            yield
+            yield waiting
         finally:
             self._waiting = None
 

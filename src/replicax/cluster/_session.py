@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import os
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, final
 
 import jax
@@ -20,6 +21,7 @@ from replicax.cluster._link import Link
 from replicax.cluster._members import Address, Members
 from replicax.cluster._progress import Progress, is_users
 from replicax.cluster._relay import Relay
+from replicax.cluster._runner import Result, Runner
 from replicax.cluster._watchdog import Watchdog
 from replicax.cluster._wire import Wire
 from replicax.errors import CollectiveMismatch, ProgramMismatch, StartFailed, WorkerLost
@@ -29,6 +31,7 @@ _NOTICE_SECONDS = 5.0  # after which somebody who waits says for whom
 _RETRY_SECONDS = 0.1
 # How long to wait for the news of who was lost, after a collective has failed.
 _NEWS_SECONDS = 10.0
+_FAREWELL_SECONDS = 2.0
 _MOST_OF_PROGRAM = 4 * 1024 * 1024  # characters that are compared to show where programs differ
 # JAX's service would end processes that do not report to it in time. Who is alive is watched here.
 _NO_HEARTBEAT_SECONDS = 10**7
@@ -70,6 +73,10 @@ def join(members: Members, timeout_seconds: float | None) -> Session:
     return _current
 
 
+class Closed(Exception):
+    """A thread that reads ahead was told to end while it waited."""
+
+
 @final
 class Session:
     """A worker's part in a cluster."""
@@ -94,6 +101,7 @@ class Session:
         self._join_jax(coordinator, deadline)
         if holder is not None:
             holder.close()
+        self._runner = Runner()
         self._watchdog = Watchdog(
             members, self._link, self.progress, timeout_seconds, self._on_pulse
         )
@@ -115,8 +123,11 @@ class Session:
         If they have come for different things, all of them are told.
         """
         topic = f"meeting/{self.number('meeting')}"
-        with self.progress.together(label, topic):
-            brought = self._link.exchange(topic, {"label": label, "value": value})
+        self._require_all(label)
+        with self.progress.together(label, topic) as waiting:
+            brought = self._link.exchange(
+                topic, {"label": label, "value": value}, lambda: self._watchdog.check(waiting)
+            )
         labels = [item["label"] for item in brought]
         if len(set(labels)) > 1:
             raise CollectiveMismatch(
@@ -147,27 +158,34 @@ class Session:
                 "shapes that depend on its data."
             )
 
-    def exchange(self, topic: str, value: Any, stop: Callable[[], bool]) -> list[Any]:
-        """For threads that read ahead: everybody's value, unless `stop()` comes first."""
-        with self.progress.for_input(topic):
-            return self._link.exchange(topic, value, stop)
+    def exchange(self, topic: str, value: Any, closed: threading.Event) -> list[Any]:
+        """For threads that read ahead: everybody's value, unless it is `closed` before."""
 
-    @contextmanager
-    def launching(self, label: str) -> Iterator[None]:
-        """Around a program that all workers run; a failure of it names the culprit."""
+        def check() -> None:
+            if closed.is_set():
+                raise Closed
+            waiting = self.progress.waiting
+            if waiting is not None and waiting.topic == topic:
+                self._watchdog.check(waiting)
+
+        with self.progress.for_input(topic):
+            return self._link.exchange(topic, value, check)
+
+    def run(self, label: str, program: Callable[[], Result]) -> Result:
+        """What a program returns that all workers run; a failure of it names the culprit."""
+        self._require_all(label)
         try:
-            with self.progress.together(label):
-                yield
+            with self.progress.together(label) as waiting:
+                return self._runner.run(program, lambda: self._watchdog.check(waiting))
         except Exception as error:
-            if "gloo" not in str(error).lower():
+            if "gloo" not in str(error).lower() or self._link.wait_for_loss(_NEWS_SECONDS) is None:
                 raise
-            worker = self._link.wait_for_loss(_NEWS_SECONDS)
-            if worker is None:
-                raise
-            raise WorkerLost(
-                f"{self._link.explain(worker)} {self.members.name} was in {label} (collective "
-                f"{self.progress.number}) with it."
-            ) from error
+            self._watchdog.raise_loss(label, error)
+            raise
+
+    def _require_all(self, label: str) -> None:
+        if self._link.ended:
+            self._watchdog.raise_loss(label)
 
     # Preemption.
 
@@ -177,8 +195,8 @@ class Session:
 
     def stop_requested(self) -> bool:
         """Whether all workers stop at this question; see `rx.preemption.requested`."""
-        with self.progress.together("asking whether to stop"):
-            return self._link.agreed_stop.asked(lambda: bool(self._link.ended))
+        with self.progress.together("asking whether to stop") as waiting:
+            return self._link.agreed_stop.asked(lambda: self._watchdog.check(waiting))
 
     def _on_pulse(self) -> None:
         if self._preempted:
@@ -259,11 +277,12 @@ class Session:
         place = [entry for entry in places if is_users(entry.filename)] or places
         where = f" ({place[-1].filename}:{place[-1].lineno})" if place else ""
         text = f"{kind.__name__}: {error}"
-        summary = text[:2000].removesuffix(".")
-        self._link.send({"kind": "failed", "reason": f"failed: {summary}{where}"})
+        summary = (text.splitlines() or [""])[0][:2000].removesuffix(".")
+        farewell = {"kind": "failed", "reason": f"failed: {summary}{where}"}
+        self._link.say_farewell(farewell, _FAREWELL_SECONDS)
         if isinstance(error, WorkerLost):
             # It is another worker's traceback that says what went wrong.
-            print(f"replicax.errors.{text}{where}", file=sys.stderr, flush=True)
+            print(f"replicax.errors.{text}\n  This worker was at{where}", file=sys.stderr, flush=True)
         else:
             self._excepthook(kind, error, trace)
 
@@ -281,6 +300,11 @@ class Session:
         self._watchdog.close()
         if self._hub is not None:
             self._hub.close()
+        if self._runner.busy:
+            # A program waits in XLA for somebody who is lost, and JAX would wait for it in turn.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1 if self._failed else 0)
 
     def _finish_with(self, others: set[int]) -> bool:
         """Waits until all have finished; False if one of them is lost.

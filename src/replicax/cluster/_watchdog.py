@@ -1,10 +1,7 @@
-"""Ends a process that waits for somebody who is not going to come, and says who that is."""
+"""Says who is to blame when a worker waits in vain."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,12 +10,12 @@ from typing import Any, final
 from replicax.cluster._link import Link
 from replicax.cluster._members import Members
 from replicax.cluster._progress import Progress, Waiting
+from replicax.errors import WorkerLost
 
 _PULSE_SECONDS = 0.25
 _REPORT_SECONDS = 1.0
-# How long a collective may go on after somebody has ended. Usually it fails at once, and the
-# program gets an exception; where it does not, the connection to that worker is not broken.
-_GRACE_SECONDS = 5.0
+# How long a collective may go on after somebody has ended, whose part in it may be done.
+_GRACE_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
 # A worker that has not reported for so long is stopped, or its machine is.
 _SILENT_SECONDS = 5.0
@@ -26,7 +23,7 @@ _SILENT_SECONDS = 5.0
 
 @final
 class Watchdog:
-    """A thread that reports what this worker does, and looks whether it waits in vain.
+    """Reports in a thread what this worker does, and judges whether it waits in vain.
 
     Args:
       members: Who takes part.
@@ -55,6 +52,22 @@ class Watchdog:
     def close(self) -> None:
         self._closed.set()
 
+    def check(self, waiting: Waiting) -> None:
+        """Raises `WorkerLost` if what is waited for is not going to come."""
+        now = time.monotonic()
+        if self._link.ended and now - max(waiting.since, self._link.ended_at) > _GRACE_SECONDS:
+            self.raise_loss(waiting.label)
+        if now - waiting.since > self._timeout:
+            raise WorkerLost(self._diagnosis(waiting))
+
+    def raise_loss(self, label: str, cause: BaseException | None = None) -> None:
+        """Raises `WorkerLost` for the first worker that has ended."""
+        worker = next(iter(self._link.ended))
+        raise WorkerLost(
+            f"{self._link.explain(worker)} {self._members.name} needs it for {label} (collective "
+            f"{self._progress.number})."
+        ) from cause
+
     def _watch(self) -> None:
         reported = 0.0
         while not self._closed.wait(_PULSE_SECONDS):
@@ -63,17 +76,6 @@ class Watchdog:
             if now - reported >= _REPORT_SECONDS:
                 reported = now
                 self._link.send({"kind": "report", "report": self._progress.report()})
-            waiting = self._progress.waiting
-            if waiting is None:
-                continue
-            if self._link.ended and now - max(waiting.since, self._link.ended_at) > _GRACE_SECONDS:
-                worker = next(iter(self._link.ended))
-                self._give_up(
-                    f"{self._link.explain(worker)} {self._members.name} waits for it in vain, in "
-                    f"{waiting.label}."
-                )
-            elif now - waiting.since > self._timeout:
-                self._give_up(self._diagnosis(waiting))
 
     def _diagnosis(self, waiting: Waiting) -> str:
         """Who is to blame, and what everybody does."""
@@ -129,12 +131,3 @@ class Watchdog:
             f"{name}: {doing} {waits}, at collective {report['number']} ({report['label']}); "
             f"stands at {where}"
         )
-
-    def _give_up(self, reason: str) -> None:
-        """The main thread is inside XLA, where no exception reaches it: the process ends here."""
-        summary = reason.splitlines()[0].removesuffix(".")
-        self._link.send({"kind": "failed", "reason": f"gave up: {summary}"})
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            print(f"replicax.errors.WorkerLost: {reason}", file=sys.stderr, flush=True)
-        os._exit(1)

@@ -27,16 +27,18 @@ def launch(
     devices in different orders. Accelerators queue in order and need none of this.
 
     A program that several workers run is awaited on CPUs, so that the loss of a worker is an
-    exception here, and not wherever the result is first used.
+    exception here, and not wherever the result is first used. (Accelerators go on in order, and the
+    loss shows where a result is used.)
     """
     tracing = _context.current().program is not None
     on_cpu = topology.devices[0][0].platform == "cpu"
     if tracing or topology.num_replicas == 1:
         return program(*args)
     if topology.spans_processes:
-        with _lock, cluster.current().launching(label):
-            outputs = program(*args)
-            return jax.block_until_ready(outputs) if on_cpu else outputs
+        with _lock:
+            return cluster.current().run(
+                label, lambda: jax.block_until_ready(program(*args)) if on_cpu else program(*args)
+            )
     if not on_cpu:
         return program(*args)
     with _lock:

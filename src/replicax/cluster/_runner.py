@@ -1,0 +1,57 @@
+"""A thread for what may never come back."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, final
+
+from replicax._jax_compat import thread_configuration
+
+Result = TypeVar("Result")
+
+_POLL_SECONDS = 0.25
+
+
+@final
+class Runner:
+    """Runs programs that need other workers in a thread of its own, one at a time.
+
+    XLA waits for them in C++, where no exception and no signal reaches the one who called. This
+    way the program's own thread can be told that somebody is lost, and Ctrl-C works. It costs 50 us
+    a program.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.busy = False
+        threading.Thread(target=self._run_all, name="replicax-programs", daemon=True).start()
+
+    def run(self, program: Callable[[], Result], check: Callable[[], None]) -> Result:
+        """What `program` returns, or raises; calls `check` now and then, which may raise too."""
+        configured, done = thread_configuration(), threading.Lock()
+        outcome: dict[str, Any] = {}
+
+        def work() -> None:
+            try:
+                with configured():
+                    outcome["result"] = program()
+            except BaseException as error:
+                outcome["error"] = error
+            finally:
+                self.busy = False
+                done.release()
+
+        done.acquire()
+        self.busy = True
+        self._work.put(work)
+        while not done.acquire(timeout=_POLL_SECONDS):
+            check()
+        if "error" in outcome:
+            raise outcome["error"]
+        return outcome["result"]
+
+    def _run_all(self) -> None:
+        while True:
+            self._work.get()()

@@ -1,0 +1,109 @@
+"""Real workers: processes on 127.0.0.1 that are told of each other by TF_CONFIG."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from replicax.launch import environments, free_ports
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass
+class Ended:
+    """How a worker ended: its exit code, what it wrote, and when, in seconds since the start."""
+
+    code: int | None
+    output: str
+    seconds: float
+
+
+class Workers:
+    """Processes that run; `wait` for them."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[Path]):
+        self.processes = processes
+        self.outputs = outputs
+        self._started = time.monotonic()
+
+    def output(self, worker: int) -> str:
+        return self.outputs[worker].read_text(errors="replace")
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Until all have ended, so long at most; those that have not are killed, without a code."""
+        deadline = time.monotonic() + seconds
+        ended: dict[int, float] = {}
+        while len(ended) < len(self.processes) and time.monotonic() < deadline:
+            for worker, process in enumerate(self.processes):
+                if worker not in ended and process.poll() is not None:
+                    ended[worker] = time.monotonic() - self._started
+            time.sleep(0.02)
+        self.kill()
+        return [
+            Ended(
+                process.returncode if worker in ended else None,
+                self.output(worker),
+                ended.get(worker, seconds),
+            )
+            for worker, process in enumerate(self.processes)
+        ]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait(10)
+
+
+@contextlib.contextmanager
+def running(
+    arguments: Sequence[str],
+    *,
+    workers: int = 2,
+    devices: int = 1,
+    cluster: Sequence[Mapping[str, str]] | None = None,
+    prefix: Sequence[Sequence[str]] | None = None,
+) -> Iterator[Workers]:
+    """Starts Python with `arguments` once a worker; `cluster` are other environments than usual.
+
+    `prefix` are commands to start each of them by.
+    """
+    base = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "XLA_FLAGS")}
+    base["PYTHONPATH"] = str(ROOT / "tests")
+    told = cluster or environments(free_ports(workers), devices, base)
+    with tempfile.TemporaryDirectory() as directory:
+        outputs = [Path(directory) / f"{worker}.log" for worker in range(len(told))]
+        processes = []
+        try:
+            for worker, (environment, output) in enumerate(zip(told, outputs, strict=True)):
+                before = list(prefix[worker]) if prefix else []
+                with output.open("wb") as file:
+                    processes.append(
+                        subprocess.Popen(
+                            [*before, sys.executable, "-u", *arguments],
+                            env={**base, **environment},
+                            cwd=ROOT,
+                            stdin=subprocess.DEVNULL,
+                            stdout=file,
+                            stderr=subprocess.STDOUT,
+                        )
+                    )
+            group = Workers(processes, outputs)
+            yield group
+        finally:
+            Workers(processes, outputs).kill()
+
+
+def run(arguments: Sequence[str], seconds: float = 120, **options: object) -> list[Ended]:
+    """Starts workers, and waits until they have ended."""
+    with running(arguments, **options) as group:  # type: ignore[arg-type]
+        return group.wait(seconds)

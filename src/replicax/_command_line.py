@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from replicax import __version__
+from replicax.doctor._command import doctor_command
 from replicax.launch._command import launch_command
 
 
@@ -14,4 +15,5 @@ def main() -> None:
     """The tf.distribute.Strategy programming model on JAX."""
 
 
+main.add_command(doctor_command)
 main.add_command(launch_command)

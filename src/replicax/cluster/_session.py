@@ -282,7 +282,9 @@ class Session:
         self._link.say_farewell(farewell, _FAREWELL_SECONDS)
         if isinstance(error, WorkerLost):
             # It is another worker's traceback that says what went wrong.
-            print(f"replicax.errors.{text}\n  This worker was at{where}", file=sys.stderr, flush=True)
+            print(
+                f"replicax.errors.{text}\n  This worker was at{where}", file=sys.stderr, flush=True
+            )
         else:
             self._excepthook(kind, error, trace)
 

@@ -54,7 +54,7 @@ class AgreeingFeed(Feed):
         topic = f"{self._topic}/{self._number}"
         self._number += 1
         offers = self._session.exchange(
-            topic, _offer(own, failure, self._replicas), self._closed.is_set
+            topic, _offer(own, failure, self._replicas), self._closed
         )
         if failure is not None:
             raise failure

@@ -254,15 +254,15 @@ class StrategyExtended:
 
     def _deliver(self, value: Any, devices: tuple[jax.Device, ...]) -> Any:
         home = value.topology if isinstance(value, Mirrored) else None
-        if home is not None and home.local_devices == devices and len(devices) > 1:
-            return value
-        array = leaf_array(value)
-        if len(devices) == 1:
-            return place(array, devices[0])
         topology = self._topology
-        if devices != topology.local_devices:
+        everywhere = devices == topology.local_devices
+        if len(devices) == 1 and not (everywhere and topology.spans_processes):
+            return place(leaf_array(value), devices[0])
+        if home is not None and home.local_devices == devices:
+            return value
+        if not everywhere:
             topology = Topology.of(devices)
-        return Mirrored.from_array(topology.replicate(array), topology)
+        return Mirrored.from_array(topology.replicate(leaf_array(value)), topology)
 
     def _devices_of(self, destinations: Destinations) -> tuple[jax.Device, ...]:
         if isinstance(destinations, Variable):

@@ -1,0 +1,135 @@
+"""Two worker processes on this machine: whether they work together, and how fast."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, final
+
+from replicax.doctor._check import Check, ok, problem
+from replicax.doctor._self_test_worker import MARKER
+from replicax.launch import environments, free_ports
+from replicax.launch._worker import Worker
+
+_COMMAND = (sys.executable, "-u", "-P", "-m", "replicax.doctor._self_test_worker")
+_PATIENCE_SECONDS = 120.0
+_LAST_LINES = 12
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
+
+
+def self_test() -> list[Check]:
+    """Starts the two, and tells what they found."""
+    try:
+        told = environments(free_ports(2), devices_per_worker=1, base=_environment())
+        ended = run_together(_COMMAND, told, _PATIENCE_SECONDS)
+    except OSError as error:
+        return [problem("workers", f"cannot be started: {error}", "See the ports above.")]
+    failures = [_failure(worker, each) for worker, each in enumerate(ended) if each.code != 0]
+    if failures:
+        return failures
+    reports = [each.report for each in ended]
+    return [*judged(reports[0]["answers"]), *_measured(reports)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a worker ended; the code is None if it had to be killed."""
+
+    code: int | None
+    output: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What it printed, if it ended well."""
+        lines = [line for line in self.output.splitlines() if line.startswith(MARKER)]
+        return json.loads(lines[-1].removeprefix(MARKER))
+
+
+def run_together(
+    command: Sequence[str], told: Sequence[Mapping[str, str]], seconds: float
+) -> list[Ended]:
+    """Runs a worker in each environment, so long at most."""
+    # The workers are inside of the pool: after Ctrl-C they are killed, and then its threads end.
+    with ThreadPoolExecutor(len(told)) as pool, _started(command, told) as workers:
+        return list(pool.map(lambda worker: _end(worker, seconds), workers))
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], told: Sequence[Mapping[str, str]]) -> Iterator[list[Worker]]:
+    workers: list[Worker] = []
+    try:
+        for environment in told:
+            workers.append(Worker(command, environment))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def _end(worker: Worker, seconds: float) -> Ended:
+    try:
+        output, _ = worker.process.communicate(timeout=seconds)
+        code = worker.process.returncode
+    except subprocess.TimeoutExpired:
+        worker.send(signal.SIGKILL)
+        output, _ = worker.process.communicate()
+        code = None
+    return Ended(code, output.decode(errors="replace"))
+
+
+def _environment() -> dict[str, str]:
+    """That of this process, but for the devices: two processes cannot share an accelerator."""
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return kept | {"JAX_PLATFORMS": "cpu"}
+
+
+def _failure(worker: int, ended: Ended) -> Check:
+    how = f"did not end within {_PATIENCE_SECONDS:.0f} s"
+    if ended.code is not None:
+        how = f"ended with exit code {ended.code}"
+    lines = ended.output.strip().splitlines()[-_LAST_LINES:]
+    said = "\n".join([". It said last:", *lines]) if lines else ", and said nothing"
+    proxies = [name for name in os.environ if name.lower() in _PROXIES]
+    advice = "If no worker says what is wrong, try `replicax doctor` again on a less busy machine."
+    if proxies:
+        advice = f"A proxy may be in the way: unset {', '.join(proxies)}. {advice}"
+    return problem(f"worker {worker}", how + said, advice)
+
+
+def judged(answers: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """Whether what came out is what had to come out."""
+    return [
+        ok(each["name"], f"gives {each['got']}, as it should")
+        if each["got"] == each["expected"]
+        else problem(
+            each["name"],
+            f"gives {each['got']} instead of {each['expected']}",
+            "Do not train with this installation: install the versions of JAX and jaxlib that "
+            "replicax asks for, and if that does not help, report it as a bug.",
+        )
+        for each in answers
+    ]
+
+
+def _measured(reports: Sequence[Mapping[str, Any]]) -> list[Check]:
+    first = reports[0]
+    # Each has measured from when it was ready; the later one has waited for nobody.
+    together = min(report["together"] for report in reports)
+    size, large = first["large_bytes"] / 1e6, first["large"]
+    return [
+        ok("coming together", f"{together:.2f} s"),
+        ok("small all-reduce", f"{first['small'] * 1e3:.2f} ms, compiled (median)"),
+        ok("eager reduce", f"{first['eager'] * 1e3:.2f} ms (median)"),
+        ok(
+            "large all-reduce",
+            f"{size / large:.0f} MB/s, compiled ({size:.0f} MB in {large * 1e3:.0f} ms, median)",
+        ),
+    ]

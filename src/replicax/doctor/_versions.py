@@ -1,0 +1,47 @@
+"""Which versions are installed, from their metadata: importing TensorFlow takes seconds."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from replicax.doctor._check import Check, ok, problem
+
+_NEEDED = ("replicax", "jax", "jaxlib", "optax", "grain")
+# What is imported, and the distributions that it may come from.
+_OPTIONAL = {
+    "keras": ("keras",),
+    "flax": ("flax",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "torch": ("torch",),
+    "orbax-checkpoint": ("orbax-checkpoint",),
+    "kubernetes": ("kubernetes",),
+}
+
+
+def check_versions() -> list[Check]:
+    """Python, what replicax needs, and what it can work with."""
+    checks = [ok("Python", platform.python_version())]
+    checks += [_needed(name) for name in _NEEDED]
+    checks += [
+        ok(name, _installed(*distributions) or "not installed (optional)")
+        for name, distributions in _OPTIONAL.items()
+    ]
+    return checks
+
+
+def _needed(name: str) -> Check:
+    version = _installed(name)
+    if version is None:
+        return problem(name, "not installed", f"Install it: `pip install {name}`.")
+    return ok(name, version)
+
+
+def _installed(*distributions: str) -> str | None:
+    for name in distributions:
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        return version if name == distributions[0] else f"{version} ({name})"
+    return None

@@ -1,0 +1,368 @@
+"""What two workers do for test_scenarios.py: all of it in one pair of processes, in order.
+
+Each scenario takes the strategy and this worker's index, and returns what JSON can express. One
+that raises ends the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import replicax as rx
+
+SCENARIOS: list[Callable[[rx.Strategy, int], Any]] = []
+
+
+def scenario(function: Callable[[rx.Strategy, int], Any]) -> Callable[[rx.Strategy, int], Any]:
+    SCENARIOS.append(function)
+    return function
+
+
+def message_of(kind: type[Exception], function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def of_worker(strategy: rx.Strategy, value: Any) -> rx.PerReplica:
+    return strategy.experimental_distribute_values_from_function(lambda _: value)
+
+
+@scenario
+def beginnings(strategy, worker):
+    with strategy.scope():
+        mirrored = rx.Variable(np.float32([worker, 7.0]), name="mirrored")
+        on_read = rx.Variable(
+            np.float32(worker + 1), synchronization="ON_READ", aggregation="SUM", name="on_read"
+        )
+        key = rx.Variable(jax.random.key(worker), trainable=False)
+    lazily = {}
+
+    def step():
+        if "made" not in lazily:
+            lazily["made"] = rx.Variable(float(worker), aggregation="MEAN")
+        return lazily["made"].value
+
+    value = strategy.run(step)
+    return {
+        "mirrored": mirrored.numpy().tolist(),
+        "on_read": float(on_read.numpy()),
+        "key": jax.random.key_data(key.value).tolist(),
+        "lazily": [float(each) for each in strategy.experimental_local_results(value)],
+    }
+
+
+@scenario
+def variables_that_differ(strategy, worker):
+    def create():
+        with strategy.scope():
+            rx.Variable(np.zeros(2 + worker, np.float32), name="odd")
+
+    return message_of(rx.errors.CollectiveMismatch, create)
+
+
+@scenario
+def collectives_that_differ(strategy, worker):
+    value = of_worker(strategy, np.float32([1.0, 2.0]))
+    if worker == 0:
+        return message_of(
+            rx.errors.CollectiveMismatch, lambda: strategy.reduce("SUM", value, axis=None)
+        )
+    return message_of(rx.errors.CollectiveMismatch, lambda: strategy.gather(value, axis=0))
+
+
+@scenario
+def shapes_that_differ(strategy, worker):
+    value = of_worker(strategy, np.ones(2 + worker, np.float32))
+    return {
+        "reduce": message_of(ValueError, lambda: strategy.reduce("SUM", value, axis=None)),
+        "sum over rows": float(strategy.reduce("SUM", value, axis=0)),
+        "mean over rows": float(strategy.reduce("MEAN", value, axis=0)),
+        "gather": np.asarray(strategy.gather(value, axis=0)).shape,
+        "dtype": message_of(
+            TypeError,
+            lambda: strategy.reduce(
+                "SUM", of_worker(strategy, np.ones(2, [np.float32, np.int32][worker])), axis=None
+            ),
+        ),
+    }
+
+
+@scenario
+def programs_that_differ(strategy, worker):
+    with strategy.scope():
+        weight = rx.Variable(1.0, aggregation="SUM")
+
+    @rx.function
+    def constant(x):
+        return strategy.run(lambda x: x + (3.25 if worker == 0 else 4.75), args=(x,))
+
+    @rx.function
+    def shaped(x):
+        return strategy.run(lambda x: x.sum(), args=(x,))
+
+    @rx.function
+    def reading(x):
+        return strategy.run(lambda x: x + weight if worker else x, args=(x,))
+
+    @rx.function
+    def fine(x):
+        return strategy.reduce("SUM", strategy.run(lambda x: x * 2.0, args=(x,)), axis=None)
+
+    return {
+        "constants": message_of(rx.errors.ProgramMismatch, lambda: constant(np.float32(1.0))),
+        "shapes": message_of(
+            rx.errors.ProgramMismatch, lambda: shaped(np.ones(2 + worker, np.float32))
+        ),
+        "variables": message_of(rx.errors.ProgramMismatch, lambda: reading(np.float32(1.0))),
+        "afterwards": float(fine(np.float32(1.5))),
+    }
+
+
+@scenario
+def eager_meetings_that_differ(strategy, worker):
+    def step():
+        context = rx.get_replica_context()
+        if worker == 0:
+            return context.all_reduce("SUM", jnp.ones(()))
+        return context.all_reduce("MEAN", jnp.ones(()))
+
+    return message_of(rx.errors.CollectiveMismatch, lambda: strategy.run(step))
+
+
+@scenario
+def plain_arguments(strategy, worker):
+    @rx.function
+    def total(array, number, scale):
+        return strategy.reduce(
+            "SUM", strategy.run(lambda a: a.sum() * number * scale, args=(array,)), axis=None
+        )
+
+    return [
+        float(total(np.ones(3, np.float32), 2.0, 1)),
+        float(total(jnp.ones(3), jnp.asarray(2.0), 1)),
+        float(total(jax.device_put(jnp.ones(3), jax.local_devices()[0]), 2.0, 1)),
+    ]
+
+
+@scenario
+def fetching(strategy, worker):
+    with strategy.scope():
+        weight = rx.Variable(np.float32([1.0, 2.0]))
+    value = strategy.run(rx.function(lambda: weight + 0.0))
+    mirrored = strategy.extended.reduce_to("MEAN", value, value)
+    return {
+        "gather": np.asarray(strategy.gather(value, axis=0)).tolist(),
+        "local": [np.asarray(v).tolist() for v in strategy.experimental_local_results(value)],
+        "mirrored": mirrored.numpy().tolist(),
+        "variable": np.asarray(weight).tolist(),
+        "repr": repr(value),
+        "as array": message_of(TypeError, lambda: np.asarray(value)),
+    }
+
+
+@scenario
+def printing(strategy, worker):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        rx.print("said once")
+    return {"said": said.getvalue(), "first": rx.is_first_worker()}
+
+
+def _lengths(strategy, dataset):
+    """For each step, the rows of all replicas, and their sum over the workers."""
+    steps = []
+    for element in dataset:
+        rows = strategy.gather(element, axis=0)
+        steps.append(np.asarray(rows).tolist())
+    return steps
+
+
+@scenario
+def lengths_that_differ(strategy, worker):
+    def dataset_fn(context):
+        rows = np.arange(3 * (1 + 2 * context.input_pipeline_id)) + 100 * context.input_pipeline_id
+        return [rows[start : start + 2] for start in range(0, len(rows), 2)]
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn)
+    return {
+        "len": len(dataset),
+        "first": _lengths(strategy, dataset),
+        "again": _lengths(strategy, dataset),
+    }
+
+
+@scenario
+def one_has_nothing(strategy, worker):
+    def dataset_fn(context):
+        if context.input_pipeline_id == 0:
+            return []
+        return [{"x": np.float32([1, 2]), "y": (np.int32([3, 4]),)}]
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn)
+    sums = []
+    for element in dataset:
+        sums.append(
+            [
+                float(strategy.reduce("SUM", element["x"], axis=0)),
+                int(strategy.reduce("SUM", element["y"][0], axis=0)),
+                float(strategy.reduce("MEAN", element["x"], axis=0)),
+            ]
+        )
+    return sums
+
+
+@scenario
+def nobody_has_anything(strategy, worker):
+    dataset = strategy.distribute_datasets_from_function(lambda context: [])
+    return len(list(dataset))
+
+
+@scenario
+def compiled_over_uneven_input(strategy, worker):
+    def dataset_fn(context):
+        count = 4 if context.input_pipeline_id else 3
+        return [np.full(2 if i < 3 else 1, i + 1.0, np.float32) for i in range(count)]
+
+    with strategy.scope():
+        total = rx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+
+    @rx.function
+    def step(iterator):
+        strategy.run(lambda x: total.assign_add(x.sum()), args=(next(iterator),))
+
+    iterator = iter(strategy.distribute_datasets_from_function(dataset_fn))
+    steps = 0
+    with contextlib.suppress(StopIteration):
+        while True:
+            step(iterator)
+            steps += 1
+    return {"steps": steps, "total": float(total.numpy())}
+
+
+@scenario
+def input_that_fails(strategy, worker):
+    def batches():
+        yield np.float32([1.0])
+        if worker == 1:
+            raise ArithmeticError("a broken file")
+        yield np.float32([2.0])
+
+    dataset = strategy.distribute_datasets_from_function(lambda context: batches)
+    iterator = iter(dataset)
+    next(iterator)
+    kind = ArithmeticError if worker == 1 else rx.errors.InputFailed
+    return message_of(kind, lambda: next(iterator))
+
+
+@scenario
+def leaving_a_loop(strategy, worker):
+    dataset = strategy.distribute_datasets_from_function(
+        lambda context: [np.float32([i]) for i in range(50)]
+    )
+    firsts = []
+    for _ in range(3):
+        for element in dataset:
+            firsts.append(float(strategy.reduce("SUM", element, axis=0)))
+            break
+    return firsts
+
+
+@scenario
+def resuming(strategy, worker):
+    def dataset_fn(context):
+        return [np.float32([i + 10 * context.input_pipeline_id]) for i in range(5)]
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn)
+    iterator = iter(dataset)
+    for _ in range(2):
+        next(iterator)
+    other = iter(dataset)
+    other.set_state(json.loads(json.dumps(iterator.get_state())))
+    iterator.close()
+    return _lengths(strategy, other)
+
+
+@scenario
+def shared_by_files_of_different_length(strategy, worker):
+    import tempfile
+    from pathlib import Path
+
+    import grain
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with tempfile.TemporaryDirectory() as directory:
+        paths = []
+        for file, rows in enumerate([3, 8]):
+            path = Path(directory) / f"{file}.parquet"
+            values = [10 * file + i for i in range(rows)]
+            pq.write_table(pa.table({"x": values}), path)
+            paths.append(str(path))
+        dataset = grain.experimental.ParquetIterDataset(paths).batch(4)
+        options = rx.InputOptions(auto_shard_policy="FILE")
+        distributed = strategy.experimental_distribute_dataset(dataset, options)
+        rows = [
+            np.asarray(strategy.gather(element["x"], axis=0)).tolist() for element in distributed
+        ]
+    return rows
+
+
+@scenario
+def devices_of_one_process(strategy, worker):
+    local = rx.MirroredStrategy(jax.local_devices())
+    with local.scope():
+        weight = rx.Variable(float(worker))
+    value = local.run(lambda: weight + 1.0)
+    return float(value)
+
+
+@scenario
+def another_strategy(strategy, worker):
+    again = rx.MultiWorkerMirroredStrategy()
+    resolver = rx.cluster_resolver.SimpleClusterResolver(
+        {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, task_type="worker", task_id=worker
+    )
+    return {
+        "replicas": again.num_replicas_in_sync,
+        "other cluster": message_of(RuntimeError, lambda: rx.MultiWorkerMirroredStrategy(resolver)),
+    }
+
+
+@scenario
+def callbacks(strategy, worker):
+    seen = []
+
+    @rx.function
+    def step(x):
+        def replica(x):
+            jax.debug.callback(lambda x: seen.append(float(x)), x)
+            return x
+
+        return strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)
+
+    total = float(step(np.float32(2.0)))
+    jax.effects_barrier()
+    return [total, seen]
+
+
+def main() -> None:
+    strategy = rx.MultiWorkerMirroredStrategy()
+    worker = strategy.cluster_resolver.task_id
+    for each in SCENARIOS:
+        print("RESULT", json.dumps([each.__name__, each(strategy, worker)]), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

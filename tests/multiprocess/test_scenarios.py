@@ -1,0 +1,131 @@
+"""What two workers do together, seen from both; they run all scenarios in one pair of processes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from workers import run
+
+Results = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    """What each worker's scenarios returned."""
+    ended = run(["tests/multiprocess/scenarios.py"], 150)
+    for each in ended:
+        assert each.code == 0, each.output
+    return [
+        dict(
+            json.loads(line.removeprefix("RESULT "))
+            for line in each.output.splitlines()
+            if line.startswith("RESULT ")
+        )
+        for each in ended
+    ]
+
+
+def both(results: Results, scenario: str) -> Any:
+    """What both workers have."""
+    first, second = (each[scenario] for each in results)
+    assert first == second
+    return first
+
+
+def test_variables_begin_with_the_value_of_the_first_worker(results):
+    assert both(results, "beginnings") == {
+        "mirrored": [0.0, 7.0],
+        "on_read": 2.0,
+        "key": [0, 0],
+        "lazily": [0.0],
+    }
+
+
+def test_a_variable_that_differs_is_refused_by_all(results):
+    message = both(results, "variables_that_differ")
+    assert "worker 0 has shape (2,)" in message
+    assert "worker 1 has shape (3,)" in message
+
+
+def test_different_collectives_are_refused_by_all(results):
+    message = both(results, "collectives_that_differ")
+    assert "worker 0 came for reduce SUM" in message
+    assert "worker 1 came for gather along axis 0" in message
+    message = both(results, "eager_meetings_that_differ")
+    assert "worker 0 came for reduce SUM; worker 1 came for reduce MEAN" in message
+
+
+def test_values_of_different_shapes(results):
+    seen = both(results, "shapes_that_differ")
+    assert "replica 0: (2,), replica 1: (3,)" in seen["reduce"]
+    assert (seen["sum over rows"], seen["mean over rows"], seen["gather"]) == (5.0, 1.0, [5])
+    assert "replica 0: float32, replica 1: int32" in seen["dtype"]
+
+
+def test_different_programs_are_refused_by_all_and_shown(results):
+    seen = both(results, "programs_that_differ")
+    assert "worker 0 has" in seen["constants"]
+    assert "3.25" in seen["constants"]
+    assert "4.75" in seen["constants"]
+    assert "worker 0 has 'float32[2]'; worker 1 has 'float32[3]'" in seen["shapes"]
+    assert "`reading`" in seen["variables"]
+    assert seen["afterwards"] == 6.0
+
+
+def test_plain_arguments_of_compiled_functions(results):
+    assert both(results, "plain_arguments") == [12.0, 12.0, 12.0]
+
+
+def test_values_can_be_fetched_for_logging(results):
+    seen = both(results, "fetching")
+    assert seen["gather"] == [1.0, 2.0, 1.0, 2.0]
+    assert seen["local"] == [[1.0, 2.0]]
+    assert seen["mirrored"] == seen["variable"] == [1.0, 2.0]
+    assert "Array([1., 2.]" in seen["repr"]
+    assert "strategy.gather" in seen["as array"]
+
+
+def test_print_is_for_the_first_worker(results):
+    assert [each["printing"] for each in results] == [
+        {"said": "said once\n", "first": True},
+        {"said": "", "first": False},
+    ]
+
+
+def test_workers_with_input_of_different_length_end_together(results):
+    seen = both(results, "lengths_that_differ")
+    steps = [[0, 1, 100, 101], [2, 102, 103], [104, 105], [106, 107], [108]]
+    assert seen == {"len": 5, "first": steps, "again": steps}
+    # Files of 3 and 8 rows, in batches of 4 over 2 replicas: every row once.
+    files = both(results, "shared_by_files_of_different_length")
+    assert files == [[0, 1, 10, 11], [2, 12, 13], [14, 15], [16, 17]]
+
+
+def test_workers_without_input_take_part(results):
+    assert both(results, "one_has_nothing") == [[3.0, 7, 1.5]]
+    assert both(results, "nobody_has_anything") == 0
+    assert both(results, "compiled_over_uneven_input") == {"steps": 4, "total": 28.0}
+
+
+def test_input_that_fails_is_told_to_all(results):
+    first, second = (each["input_that_fails"] for each in results)
+    assert first.startswith("The input of worker 1 failed: ArithmeticError: a broken file.")
+    assert second == "a broken file"
+
+
+def test_passes_that_are_left_or_resumed(results):
+    assert both(results, "leaving_a_loop") == [0.0, 0.0, 0.0]
+    assert both(results, "resuming") == [[2.0, 12.0], [3.0, 13.0], [4.0, 14.0]]
+
+
+def test_other_strategies_in_a_worker(results):
+    assert [each["devices_of_one_process"] for each in results] == [1.0, 2.0]
+    for each in results:
+        assert each["another_strategy"]["replicas"] == 2
+        assert "Use one cluster in a process" in each["another_strategy"]["other cluster"]
+
+
+def test_programs_that_call_python(results):
+    assert both(results, "callbacks") == [4.0, [2.0]]

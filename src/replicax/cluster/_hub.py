@@ -48,11 +48,6 @@ class Hub:
         self._thread = threading.Thread(target=self._run, name="replicax-hub", daemon=True)
         self._thread.start()
 
-    @property
-    def present(self) -> frozenset[int]:
-        """Who has come."""
-        return frozenset(self._seats)
-
     def close(self) -> None:
         """Ends the service, after what was to be said has been sent."""
         with contextlib.suppress(RuntimeError):  # it has ended already
@@ -201,7 +196,8 @@ class Hub:
         missing = {
             topic: sorted(everyone - values.keys()) for topic, values in self._topics.items()
         }
-        return {"workers": workers, "missing": missing}
+        absent = sorted(everyone - self._seats.keys())
+        return {"workers": workers, "missing": missing, "absent": absent}
 
     def _tell(self, index: int, message: Message) -> None:
         writer = self._seats[index].writer

@@ -38,6 +38,9 @@ _NO_HEARTBEAT_SECONDS = 10**7
 
 _current: Session | None = None
 
+if "TF_CONFIG" in os.environ:  # this is going to be one of several workers
+    _jax_compat.note_where_backend_starts()
+
 
 def session() -> Session | None:
     """The session of this process, if it is a worker among several."""
@@ -97,8 +100,12 @@ class Session:
             holder, coordinator = _reserve_port(members.chief)
             self._hub = Hub(members, listener, coordinator)
         self._link = Link(Wire(self._connect(deadline)), members)
-        coordinator = self._welcomed(deadline)
-        self._join_jax(coordinator, deadline)
+        try:
+            self._join_jax(self._welcomed(deadline), deadline)
+        except StartFailed as error:
+            farewell = {"kind": "failed", "reason": f"gave up: {str(error).removesuffix('.')}"}
+            self._link.say_farewell(farewell, _FAREWELL_SECONDS)
+            raise
         if holder is not None:
             holder.close()
         self._runner = Runner()
@@ -229,10 +236,9 @@ class Session:
     def _welcomed(self, deadline: float) -> str:
         told = False
         while (coordinator := self._link.wait_for_welcome(_NOTICE_SECONDS)) is None:
-            missing = f"all of the {self.members.count} workers"
-            if self._hub is not None:
-                absent = set(range(self.members.count)) - self._hub.present
-                missing = " and ".join(self.members.describe(worker) for worker in sorted(absent))
+            state = self._link.state(_NOTICE_SECONDS)
+            absent = [0] if state is None else state["absent"]
+            missing = " and ".join(self.members.describe(worker) for worker in absent)
             if time.monotonic() > deadline:
                 raise StartFailed(
                     f"Not all workers have come within {self.timeout_seconds:.0f} s. "

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, final
 
-from replicax.doctor._check import Check, ok, problem
+from replicax.doctor._check import Check, note, ok, problem
 from replicax.doctor._self_test_worker import MARKER
 from replicax.launch import environments, free_ports
 from replicax.launch._worker import Worker
@@ -123,13 +123,28 @@ def _measured(reports: Sequence[Mapping[str, Any]]) -> list[Check]:
     first = reports[0]
     # Each has measured from when it was ready; the later one has waited for nobody.
     together = min(report["together"] for report in reports)
-    size, large = first["large_bytes"] / 1e6, first["large"]
+    megabytes, large = first["large_bytes"] / 1e6, first["large"]
     return [
         ok("coming together", f"{together:.2f} s"),
-        ok("small all-reduce", f"{first['small'] * 1e3:.2f} ms, compiled (median)"),
-        ok("eager reduce", f"{first['eager'] * 1e3:.2f} ms (median)"),
+        ok("small all-reduce", f"{_milliseconds(first['small'])}, compiled"),
+        ok("eager reduce", _milliseconds(first["eager"])),
         ok(
             "large all-reduce",
-            f"{size / large:.0f} MB/s, compiled ({size:.0f} MB in {large * 1e3:.0f} ms, median)",
+            f"{megabytes / large['median']:.0f} MB/s (best {megabytes / large['best']:.0f}), "
+            f"compiled, {megabytes:.0f} MB",
         ),
+        *_load(),
     ]
+
+
+def _milliseconds(seconds: Mapping[str, float]) -> str:
+    return f"{seconds['median'] * 1e3:.2f} ms (best {seconds['best'] * 1e3:.2f})"
+
+
+def _load() -> list[Check]:
+    """Says so if others were at work at the same time."""
+    processors, load = os.cpu_count() or 1, os.getloadavg()[0]
+    if load <= processors + 2:  # our own two workers are no news
+        return []
+    found = f"load {load:.0f} on {processors} processors: these are the times of a busy machine"
+    return [note("this machine", found)]

@@ -1,0 +1,169 @@
+"""Clusters that cannot come together say why, each in its own words, within seconds."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Sequence
+
+import pytest
+from workers import Ended, run
+
+import replicax as rx
+from replicax.launch import free_ports
+
+PROGRAM = "tests/multiprocess/starting.py"
+
+
+def told(index: int, addresses: Sequence[str], **others: object) -> dict[str, str]:
+    config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
+    return {"TF_CONFIG": json.dumps({**config, **others})}
+
+
+def on_loopback(count: int) -> list[str]:
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
+
+
+def start(cluster: Sequence[dict[str, str]], *arguments: str, timeout: float = 4.0) -> list[Ended]:
+    return run([PROGRAM, str(timeout), *arguments], 60, cluster=cluster)
+
+
+def failure(ended: Ended) -> str:
+    assert ended.code == 1, ended.output
+    (message,) = re.findall(r"^replicax\.errors\.\w+: (.*)$", ended.output, re.MULTILINE)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("{", "TF_CONFIG"),
+        (
+            json.dumps(
+                {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}
+            ),
+            "This process is 'worker 2', which the cluster does not have: there are worker 0, worker 1",
+        ),
+        (
+            json.dumps(
+                {"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}
+            ),
+            "worker 0 and worker 1 have the same address, a:1",
+        ),
+        (
+            json.dumps({"cluster": {"worker": ["a:1", "b:1"]}}),
+            "not said which of them this process is",
+        ),
+        (
+            json.dumps(
+                {"cluster": {"worker": ["a:1", "b"]}, "task": {"type": "worker", "index": 0}}
+            ),
+            "The address of a worker is host:port; got 'b'",
+        ),
+        (
+            json.dumps(
+                {
+                    "cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]},
+                    "task": {"type": "ps", "index": 0},
+                }
+            ),
+            "A task of type 'ps' takes no part",
+        ),
+    ],
+    ids=["malformed", "index", "duplicate", "no task", "no port", "parameter server"],
+)
+def test_what_is_wrong_in_tf_config_is_said_at_once(monkeypatch, config, expected):
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(rx.errors.ClusterError, match=re.escape(expected)):
+        rx.MultiWorkerMirroredStrategy()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}},
+        {"cluster": {"chief": ["a:1"]}},
+        {
+            "cluster": {"chief": ["a:1"], "worker": ["b:1"], "evaluator": ["c:1"]},
+            "task": {"type": "evaluator", "index": 0},
+        },
+    ],
+    ids=["empty", "one worker", "one chief", "evaluator"],
+)
+def test_a_worker_on_its_own_needs_nobody(monkeypatch, config):
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    strategy = rx.MultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == 8
+    assert isinstance(strategy.cluster_resolver, rx.cluster_resolver.TFConfigClusterResolver)
+    assert rx.experimental.MultiWorkerMirroredStrategy().num_replicas_in_sync == 8
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(TypeError, match="cluster_resolver"):
+        rx.MultiWorkerMirroredStrategy("worker")
+    with pytest.raises(TypeError, match="communication_options"):
+        rx.MultiWorkerMirroredStrategy(communication_options=5)
+
+
+def test_a_chief_and_a_worker_come_together():
+    chief, worker = on_loopback(2)
+    cluster = {"chief": [chief], "worker": [worker], "evaluator": ["nowhere:1"]}
+    tasks = [{"type": "chief", "index": 0}, {"type": "worker", "index": 0}]
+    both = [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+    for ended in start(both, timeout=60):
+        assert ended.code == 0, ended.output
+        assert "together: 2 replicas" in ended.output
+
+
+def test_a_chief_that_cannot_be_reached():
+    addresses = on_loopback(2)
+    (ended,) = start([told(1, addresses)], timeout=7)
+    expected = rf"worker 1 could not reach worker 0 \({addresses[0]}\) for \d+ s: .*refused"
+    assert re.match(expected, failure(ended))
+    assert "replicax: worker 1 waits for worker 0" in ended.output  # said before it gives up
+
+
+def test_a_port_that_is_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        addresses = [f"127.0.0.1:{taken.getsockname()[1]}", *on_loopback(1)]
+        (ended,) = start([told(0, addresses)])
+    assert "cannot listen there" in failure(ended)
+    assert "in use" in failure(ended)
+
+
+def test_an_address_of_another_machine():
+    (ended,) = start([told(0, ["192.0.2.1:2222", "192.0.2.2:2222"])])
+    assert "cannot listen there" in failure(ended)
+    assert "its task index belongs to another one" in failure(ended)
+
+
+def test_a_worker_that_is_missing_is_named_by_all():
+    addresses = on_loopback(3)
+    first, second = start([told(0, addresses), told(1, addresses)], timeout=7)
+    assert f"worker 0 still waits for worker 2 ({addresses[2]})" in failure(first)
+    assert f"worker 2 ({addresses[2]})" in failure(second)
+    assert "replicax: worker 0 waits for worker 2" in first.output
+
+
+def test_two_processes_of_one_index_and_other_clusters_are_turned_away():
+    addresses = on_loopback(2)
+    ended = start(
+        [
+            told(0, addresses),
+            told(1, addresses),
+            told(1, [addresses[0], "127.0.0.1:1"]),
+        ],
+        timeout=20,
+    )
+    assert [each.code for each in ended] == [0, 0, 1], [each.output for each in ended]
+    assert "Give all workers the same cluster" in failure(ended[2])
+
+
+def test_jax_was_used_before():
+    (ended,) = start([told(0, on_loopback(2))], "used")
+    message = failure(ended)
+    assert "JAX was used before the workers came together" in message
+    assert "use_jax_first" in ended.output.split(message)[-1]
+    assert "jnp.ones(3)" in ended.output.split(message)[-1]

@@ -20,7 +20,7 @@ from replicax.doctor._check import Check, Verdict, ok
 from replicax.doctor._cluster import find_cluster
 from replicax.doctor._devices import ask_jax
 from replicax.doctor._ports import check_ports
-from replicax.doctor._self_test import judged, run_together, self_test
+from replicax.doctor._self_test import Ended, judged, run_together, self_test
 from replicax.launch import free_ports
 
 SIGNS = ("TF_CONFIG", "SLURM_PROCID", "JOB_COMPLETION_INDEX", "JOBSET_NAME")
@@ -239,12 +239,14 @@ def test_jax_without_devices_is_a_problem():
 
 
 def test_the_last_words_of_workers_are_shown(monkeypatch):
-    program = "import sys; print('before'); sys.exit('no luck')"
+    program = (
+        "import sys; print('before', flush=True); sys.exit('no luck\\n    @  0x7f9b  absl::log()')"
+    )
     monkeypatch.setattr(_self_test, "_COMMAND", (sys.executable, "-S", "-c", program))
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
     checks = self_test()
     assert verdicts(checks) == ["problem", "problem"]
-    assert checks[0].found.startswith("ended with exit code 1. It said last:\nbefore\nno luck")
+    assert checks[0].found == "ended with exit code 1. It said last:\nbefore\nno luck"
     assert "unset http_proxy" in checks[0].advice
 
 
@@ -252,6 +254,8 @@ def test_workers_that_go_on_and_on_are_ended():
     program = "import time; print('here', flush=True); time.sleep(600)"
     ended = run_together([sys.executable, "-S", "-c", program], [dict(os.environ)] * 2, 1.0)
     assert [each.code for each in ended] == [None, None]
+    assert ended[0].how.startswith("did not end within")
+    assert Ended(-6, "").how == "was ended by SIGABRT"
 
 
 def test_wrong_numbers_are_a_problem():

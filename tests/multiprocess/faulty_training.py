@@ -1,6 +1,6 @@
 """A training program in which something happens to one worker at one step.
 
-Called with the event, the worker, the step and the time-out in seconds.
+Called with the event, the worker, the step, the time-out in seconds and the number of steps.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import numpy as np
 import optax
 
 import replicax as rx
-
-STEPS = 8
 
 
 def happen(event: str) -> None:
@@ -34,7 +32,7 @@ def happen(event: str) -> None:
         os.kill(os.getpid(), getattr(signal, event))
 
 
-def main(event: str, worker: int, at_step: int, timeout_seconds: float) -> None:
+def main(event: str, worker: int, at_step: int, timeout_seconds: float, steps: int) -> None:
     options = rx.experimental.CommunicationOptions(timeout_seconds=timeout_seconds)
     strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
     with strategy.scope():
@@ -51,7 +49,7 @@ def main(event: str, worker: int, at_step: int, timeout_seconds: float) -> None:
         return strategy.reduce("SUM", strategy.run(replica_step), axis=None)
 
     own = strategy.cluster_resolver.task_id == worker
-    for step in range(STEPS):
+    for step in range(steps):
         if rx.preemption.requested():
             print(f"stopped before step {step}", flush=True)
             break
@@ -69,5 +67,5 @@ def main(event: str, worker: int, at_step: int, timeout_seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    event, worker, at_step, timeout_seconds = sys.argv[1:]
-    main(event, int(worker), int(at_step), float(timeout_seconds))
+    event, worker, at_step, timeout_seconds, steps = sys.argv[1:]
+    main(event, int(worker), int(at_step), float(timeout_seconds), int(steps))

@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -173,6 +176,20 @@ def fetching(strategy, worker):
 
 
 @scenario
+def listening(strategy, worker):
+    """The addresses on which this process listens, as the kernel writes them."""
+    links = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    own = {link.removeprefix("socket:[").removesuffix("]") for link in links if "socket" in link}
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    # Columns: number, local address, remote address, state (0A listens), ..., inode.
+    return sorted({f[1].partition(":")[0] for f in lines if f[3] == "0A" and f[9] in own})
+
+
+@scenario
 def printing(strategy, worker):
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -296,9 +313,6 @@ def resuming(strategy, worker):
 
 @scenario
 def shared_by_files_of_different_length(strategy, worker):
-    import tempfile
-    from pathlib import Path
-
     import grain
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -313,10 +327,9 @@ def shared_by_files_of_different_length(strategy, worker):
         dataset = grain.experimental.ParquetIterDataset(paths).batch(4)
         options = rx.InputOptions(auto_shard_policy="FILE")
         distributed = strategy.experimental_distribute_dataset(dataset, options)
-        rows = [
+        return [
             np.asarray(strategy.gather(element["x"], axis=0)).tolist() for element in distributed
         ]
-    return rows
 
 
 @scenario

@@ -32,7 +32,7 @@ def lines_with(text: str, ended: Ended) -> list[str]:
 
 def faults(event: str, worker: int, devices: int = 1, workers: int = 2) -> list[Ended]:
     return run(
-        [PROGRAM, event, str(worker), str(STEP), str(TIMEOUT)],
+        [PROGRAM, event, str(worker), str(STEP), str(TIMEOUT), "8"],
         START + 3 * TIMEOUT,
         workers=workers,
         devices=devices,

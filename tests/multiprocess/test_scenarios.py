@@ -87,6 +87,13 @@ def test_values_can_be_fetched_for_logging(results):
     assert "strategy.gather" in seen["as array"]
 
 
+def test_a_loopback_cluster_is_listened_to_on_loopback_only(results):
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, also inside IPv6
+    for each in results:
+        assert each["listening"]
+        assert set(each["listening"]) <= loopback
+
+
 def test_print_is_for_the_first_worker(results):
     assert [each["printing"] for each in results] == [
         {"said": "said once\n", "first": True},

@@ -43,7 +43,7 @@ def failure(ended: Ended) -> str:
             json.dumps(
                 {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}
             ),
-            "This process is 'worker 2', which the cluster does not have: there are worker 0, worker 1",
+            "This process is 'worker 2', which the cluster does not have: there are worker 0",
         ),
         (
             json.dumps(

@@ -47,6 +47,14 @@ class Ended:
     output: str
 
     @property
+    def how(self) -> str:
+        if self.code is None:
+            return f"did not end within {_PATIENCE_SECONDS:.0f} s"
+        if self.code < 0:
+            return f"was ended by {signal.Signals(-self.code).name}"
+        return f"ended with exit code {self.code}"
+
+    @property
     def report(self) -> dict[str, Any]:
         """What it printed, if it ended well."""
         lines = [line for line in self.output.splitlines() if line.startswith(MARKER)]
@@ -92,16 +100,15 @@ def _environment() -> dict[str, str]:
 
 
 def _failure(worker: int, ended: Ended) -> Check:
-    how = f"did not end within {_PATIENCE_SECONDS:.0f} s"
-    if ended.code is not None:
-        how = f"ended with exit code {ended.code}"
-    lines = ended.output.strip().splitlines()[-_LAST_LINES:]
-    said = "\n".join([". It said last:", *lines]) if lines else ", and said nothing"
+    # Those of XLA's own stack are many, and not what it said.
+    lines = [line for line in ended.output.splitlines() if not line.lstrip().startswith("@ ")]
+    last = "\n".join(lines[-_LAST_LINES:]).strip()
+    said = f". It said last:\n{last}" if last else ", and said nothing"
     proxies = [name for name in os.environ if name.lower() in _PROXIES]
     advice = "If no worker says what is wrong, try `replicax doctor` again on a less busy machine."
-    if proxies:
-        advice = f"A proxy may be in the way: unset {', '.join(proxies)}. {advice}"
-    return problem(f"worker {worker}", how + said, advice)
+    if proxies:  # gRPC, by which JAX's processes find each other, takes them also for 127.0.0.1
+        advice = f"A proxy may be in the way: unset {', '.join(proxies)}, or set no_proxy. {advice}"
+    return problem(f"worker {worker}", ended.how + said, advice)
 
 
 def judged(answers: Sequence[Mapping[str, Any]]) -> list[Check]:

@@ -1,0 +1,39 @@
+"""Several workers run the tests that hold for every strategy, in step, with their strategy."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from workers import run
+
+ALL = [
+    "tests/collectives",
+    "tests/values",
+    "tests/variables",
+    "tests/strategies",
+    "tests/execution",
+    "tests/integrations",
+    "tests/test_context.py",
+    "tests/test_bad_input.py",
+]
+# With more workers than cores, those that compare with one device on the whole batch.
+SOME = ["tests/collectives", "tests/integrations/test_optax.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "devices", "tests"), [(2, 1, ALL), (2, 2, ALL), (4, 1, SOME), (4, 2, SOME)]
+)
+def test_the_same_tests_pass_among_workers(workers, devices, tests):
+    arguments = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+    ended = run(arguments, 400, workers=workers, devices=devices)
+    passed = set()
+    for each in ended:
+        assert each.code == 0, each.output[-5000:]
+        summary = re.search(r"^(\d+) passed.* in ", each.output, re.MULTILINE)
+        assert summary is not None, each.output[-1000:]
+        assert "skipped" not in summary[0]
+        passed.add(int(summary[1]))
+    assert len(passed) == 1, "they did not run the same tests"
+    assert passed.pop() > 50

@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test test-all check bench format clean
 
 demo: .venv/installed
-	$(BIN)/python examples/digits.py
+	$(BIN)/replicax launch --workers 2 --devices-per-worker 2 examples/digits.py
 
 test: .venv/installed
 	$(BIN)/python -m pytest

@@ -1,10 +1,11 @@
-"""Trains a classifier of handwritten digits on several devices at once.
+"""Trains a classifier of handwritten digits on several workers with several devices each.
 
     make demo                                  # or, in an environment with replicax[demo]:
-    python examples/digits.py --replicas 4
+    replicax launch --workers 2 --devices-per-worker 2 examples/digits.py
+    python examples/digits.py --replicas 4     # one process with four devices
 
 The data is real (1,797 scanned digits, part of scikit-learn), in a Grain pipeline; the devices are
-virtual: the host CPU, split. With GPUs, leave out the device names in `rx.MirroredStrategy(...)`;
+virtual: the host CPU, split. With GPUs, `rx.MultiWorkerMirroredStrategy()` takes all of them;
 nothing else changes.
 """
 
@@ -16,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -78,14 +78,24 @@ def scaled(batch: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray
     return (images / 16).astype(np.float32), labels.astype(np.int32)
 
 
+def bar(done: int, total: int, text: str) -> str:
+    """A line that is written over and over."""
+    width = 30
+    filled = width * done // total
+    return f"\r{'━' * filled}{'─' * (width - filled)} {done}/{total}  {text}"
+
+
 @click.command()
-@click.option("--replicas", default=4, show_default=True, help="How many virtual devices to use.")
+@click.option("--replicas", type=int, help="Use so many virtual devices of this process alone.")
 @click.option("--epochs", default=30, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-def main(replicas: int, epochs: int, seed: int) -> None:
+def main(replicas: int | None, epochs: int, seed: int) -> None:
     """Trains, shows how it goes, and says what ran where."""
-    strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
-    console = Console()
+    if replicas is None:  # what the launcher, or TF_CONFIG, says
+        strategy = rx.MultiWorkerMirroredStrategy()
+    else:
+        strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    console = Console(quiet=not rx.is_first_worker())  # the others would say the same
     digits = load_digits()
     train_images, test_images, train_labels, test_labels = train_test_split(
         digits.data, digits.target, test_size=0.2, random_state=seed, stratify=digits.target
@@ -119,8 +129,10 @@ def main(replicas: int, epochs: int, seed: int) -> None:
     def test_step(images: rx.PerReplica, labels: rx.PerReplica) -> None:
         strategy.run(lambda x, y: accuracy.update(model(x), y), args=(images, labels))
 
+    # Every worker reads all of it, and takes its rows: there is little to read.
+    by_rows = rx.InputOptions(auto_shard_policy=rx.AutoShardPolicy.DATA)
     training, testing = (
-        strategy.experimental_distribute_dataset(pipeline.map(scaled))
+        strategy.experimental_distribute_dataset(pipeline.map(scaled), by_rows)
         for pipeline in (
             rx.from_tensor_slices((train_images, train_labels))
             .shuffle(seed=seed)
@@ -130,38 +142,31 @@ def main(replicas: int, epochs: int, seed: int) -> None:
         )
     )
     console.print(f"Training on {len(train_images)} digits with {strategy!r}.")
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
     steps_an_epoch = len(training) // epochs
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=len(training))
-        losses = []
-        for batch in training:
-            losses.append(float(train_step(*batch)))
-            progress.advance(task)
-            if len(losses) == steps_an_epoch:
-                epoch = int(progress.tasks[task].completed) // steps_an_epoch
-                progress.update(
-                    task,
-                    description=f"epoch {epoch:2d}  loss {np.mean(losses):.3f}  "
-                    f"accuracy {accuracy.result():.3f}",
-                )
-                losses.clear()
+    losses, told = [], "starting"
+    for step, batch in enumerate(training, start=1):
+        losses.append(float(train_step(*batch)))
+        if step % steps_an_epoch == 0:
+            told = f"loss {np.mean(losses):.3f}  accuracy {accuracy.result():.3f}"
+            losses.clear()
+        epoch = -(-step // steps_an_epoch)
+        rx.print(bar(step, len(training), f"epoch {epoch:2d}  {told}"), end="", flush=True)
+    rx.print()
 
     for batch in testing:
         test_step(*batch)
     table = Table(title="What ran where")
-    for heading in ("replica", "device", "rows a step"):
+    for heading in ("replica", "worker", "device", "rows a step"):
         table.add_column(heading, justify="right")
-    rows_a_step = [len(part) for part in np.array_split(np.arange(GLOBAL_BATCH), replicas)]
-    for replica, device in enumerate(strategy.extended.worker_devices):
-        table.add_row(str(replica), str(device), str(rows_a_step[replica]))
+    devices = [device for (device,) in strategy.topology.devices]
+    for replica, rows in enumerate(np.array_split(np.arange(GLOBAL_BATCH), len(devices))):
+        worker = devices[replica].process_index
+        place = [d for d in devices if d.process_index == worker].index(devices[replica])
+        name = f"{devices[replica].platform}:{place}"
+        table.add_row(str(replica), str(worker), name, str(len(rows)))
     console.print(table)
-    console.print(f"Test accuracy on {len(test_images)} unseen digits: {accuracy.result():.3f}")
+    result = accuracy.result()  # by all workers: it adds up what each of them has counted
+    console.print(f"Test accuracy on {len(test_images)} unseen digits: {result:.3f}")
 
 
 if __name__ == "__main__":

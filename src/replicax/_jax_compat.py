@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib import utils as _utils  # pyright: ignore[reportPrivateImportUsage]
 
 
 def thread_configuration() -> Callable[[], AbstractContextManager[None]]:
@@ -70,6 +72,21 @@ def set_cpu_collectives_host(host: str) -> None:
     JAX has the parameter, and no setting for it.
     """
     _xla_bridge.register_backend_factory("cpu", functools.partial(_cpu_client_on, host), priority=0)
+
+
+@contextlib.contextmanager
+def only_errors_logged() -> Iterator[None]:
+    """Keeps warnings of XLA off stderr, here.
+
+    Why: JAX warns of a feature of its coordination service that is used on purpose, and XLA takes
+    no notice of the environment variable for this once it has been loaded.
+    """
+    usual = int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0"))
+    _utils.absl_set_min_log_level(max(usual, 2))
+    try:
+        yield
+    finally:
+        _utils.absl_set_min_log_level(usual)
 
 
 def abandon_distributed_runtime() -> None:

@@ -14,12 +14,16 @@ from collections.abc import Callable
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax_compat
 from replicax.cluster._hub import Hub
 from replicax.cluster._link import Link
 from replicax.cluster._members import Address, Members
 from replicax.cluster._progress import Progress, is_users
+from replicax.cluster._quiet import without_lines
 from replicax.cluster._relay import Relay
 from replicax.cluster._runner import Result, Runner
 from replicax.cluster._watchdog import Watchdog
@@ -113,6 +117,7 @@ class Session:
             members, self._link, self.progress, timeout_seconds, self._on_pulse
         )
         self._preempted = False
+        self._try_out()
         self._excepthook = sys.excepthook
         sys.excepthook = self._on_uncaught
         atexit.register(self._leave)  # after JAX has registered its own end, so before that comes
@@ -264,15 +269,27 @@ class Session:
         # Its handler would take SIGTERM away from the program; see `rx.preemption`.
         jax.config.update("jax_enable_preemption_service", False)
         _jax_compat.set_cpu_collectives_host(members.address.resolve()[1])
-        jax.distributed.initialize(
-            coordinator_address=address,
-            num_processes=members.count,
-            process_id=members.index,
-            cluster_detection_method="deactivate",
-            initialization_timeout=max(1, int(deadline - time.monotonic())),
-            heartbeat_timeout_seconds=_NO_HEARTBEAT_SECONDS,
-            coordinator_bind_address=bind,
-        )
+        with _jax_compat.only_errors_logged():
+            jax.distributed.initialize(
+                coordinator_address=address,
+                num_processes=members.count,
+                process_id=members.index,
+                cluster_detection_method="deactivate",
+                initialization_timeout=max(1, int(deadline - time.monotonic())),
+                heartbeat_timeout_seconds=_NO_HEARTBEAT_SECONDS,
+                coordinator_bind_address=bind,
+            )
+
+    def _try_out(self) -> None:
+        """A first collective: devices that cannot reach each other are found out now."""
+        devices = np.array(jax.devices())
+        everywhere = NamedSharding(Mesh(devices, ("device",)), PartitionSpec())
+        ones = [jax.device_put(np.ones(1), device) for device in jax.local_devices()]
+        split = NamedSharding(everywhere.mesh, PartitionSpec("device"))
+        counted = jax.make_array_from_single_device_arrays((len(devices),), split, ones)
+        total = jax.jit(jnp.sum, out_shardings=everywhere)
+        with without_lines(b"[Gloo] Rank"):
+            self.run("the first collective", lambda: total(counted).block_until_ready())
 
     # Parting.
 

@@ -53,9 +53,7 @@ class AgreeingFeed(Feed):
         own, failure = self._own_step()
         topic = f"{self._topic}/{self._number}"
         self._number += 1
-        offers = self._session.exchange(
-            topic, _offer(own, failure, self._replicas), self._closed
-        )
+        offers = self._session.exchange(topic, _offer(own, failure, self._replicas), self._closed)
         if failure is not None:
             raise failure
         self._refuse_failures(offers)

@@ -72,6 +72,7 @@ class Output:
                     lines = self._lines[key.data]
                     self._log(key.data, chunk)
                     self._screen.show(key.data, lines.add(chunk) if chunk else lines.rest())
+                    self._screen.show_progress(key.data, lines.progress)
                     if not chunk:
                         self._selector.unregister(key.fileobj)
         finally:
@@ -100,6 +101,11 @@ class _Lines:
         self.last: deque[bytes] = deque(maxlen=_LAST_LINES)
         self._pending = b""
 
+    @property
+    def progress(self) -> bytes:
+        """The line that is being written over and over, if there is one."""
+        return _visible(self._pending) if b"\r" in self._pending else b""
+
     def add(self, chunk: bytes) -> list[bytes]:
         *whole, self._pending = (self._pending + chunk).split(b"\n")
         if len(self._pending) > _LONG:
@@ -107,7 +113,7 @@ class _Lines:
             self._pending = b""
         elif b"\r" in self._pending:  # a progress bar, which may go on like that for hours
             end = b"\r" if self._pending.endswith(b"\r") else b""
-            self._pending = _visible(self._pending) + end
+            self._pending = b"\r" + _visible(self._pending) + end
         return self._keep([_visible(line) for line in whole])
 
     def rest(self) -> list[bytes]:

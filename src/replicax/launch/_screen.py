@@ -55,6 +55,13 @@ class Screen:
         else:
             self._out.write(text)
 
+    def show_progress(self, worker: int, line: bytes) -> None:
+        """Has the status tell the line that a worker writes over and over; none when that ends."""
+        if line:
+            self._status.progress[worker] = line.decode(errors="replace")
+        else:
+            self._status.progress.pop(worker, None)
+
     def say(self, message: str) -> None:
         """Writes a message of the launcher."""
         text = f"[{self._status.name}] {message}\n".encode()

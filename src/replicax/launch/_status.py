@@ -21,6 +21,7 @@ class Status:
         self.running = 0
         self.since = time.monotonic()
         self.doing = ""
+        self.progress: dict[int, str] = {}  # the lines that workers write over and over
 
     @property
     def name(self) -> str:
@@ -35,6 +36,8 @@ class Status:
             parts.append(f"attempt {self.attempt} · restarts left: {left}")
         if self.doing:
             parts.append(self.doing)
+        if self.progress:
+            parts.append(self.progress[min(self.progress)])
         return " · ".join(parts)
 
 

@@ -1,0 +1,35 @@
+"""Keeps what a library in C++ writes to stdout out of the program's output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def without_lines(start: bytes) -> Iterator[None]:
+    """Drops the lines that begin with `start` of what comes to stdout; the rest comes at the end.
+
+    Gloo tells stdout how many connections it has made, in each process, for each device.
+    """
+    sys.stdout.flush()
+    try:
+        usual = os.dup(1)
+    except OSError:  # there is no stdout
+        yield
+        return
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(usual, 1)
+            os.close(usual)
+            caught.seek(0)
+            rest = b"".join(line for line in caught if not line.startswith(start))
+            if rest:
+                os.write(1, rest)

@@ -70,8 +70,30 @@ def failure(ended: Ended) -> str:
             ),
             "A task of type 'ps' takes no part",
         ),
+        (
+            json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 5}}),
+            "This process is 'worker 5', which the cluster does not have: there are worker 0",
+        ),
+        (
+            json.dumps(
+                {
+                    "cluster": {"worker": ["a..b:1", "b:1"]},
+                    "task": {"type": "worker", "index": 0},
+                }
+            ),
+            "The address of a worker is host:port; got 'a..b:1'",
+        ),
     ],
-    ids=["malformed", "index", "duplicate", "no task", "no port", "parameter server"],
+    ids=[
+        "malformed",
+        "index",
+        "duplicate",
+        "no task",
+        "no port",
+        "parameter server",
+        "index of one worker",
+        "impossible name",
+    ],
 )
 def test_what_is_wrong_in_tf_config_is_said_at_once(monkeypatch, config, expected):
     monkeypatch.setenv("TF_CONFIG", config)
@@ -107,7 +129,9 @@ def test_bad_arguments_are_refused():
         rx.MultiWorkerMirroredStrategy(communication_options=5)
 
 
-def test_a_chief_and_a_worker_come_together():
+def test_a_chief_and_a_worker_come_together(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://192.0.2.1:3128")  # which they do not ask
+    monkeypatch.setenv("no_proxy", "example.org")
     chief, worker = on_loopback(2)
     cluster = {"chief": [chief], "worker": [worker], "evaluator": ["nowhere:1"]}
     tasks = [{"type": "chief", "index": 0}, {"type": "worker", "index": 0}]

@@ -28,7 +28,12 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> Address:
         host, separator, port = text.rpartition(":")
-        if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        try:
+            host.encode("idna")  # as the system does that looks it up
+            valid = bool(separator and host and port.isdecimal() and 0 < int(port) < 65536)
+        except UnicodeError:
+            valid = False
+        if not valid:
             raise ClusterError(
                 f"The address of a worker is host:port; got {text!r} in the cluster specification."
             )
@@ -73,7 +78,7 @@ class Members:
             for task in spec.task_indices(job)
         ]
         kind, number = resolver.task_type, resolver.task_id
-        if kind == "evaluator" or (len(tasks) < 2 and kind in (None, *_TRAINING_JOBS)):
+        if kind == "evaluator" or not tasks or (len(tasks) == 1 and kind is None):
             return None
         names = tuple(f"{job} {task}" for job, task, _ in tasks)
         if kind is None or number is None:
@@ -93,6 +98,8 @@ class Members:
                 f"This process is {own!r}, which the cluster does not have: there are "
                 f"{', '.join(names)}. Task indices start at 0; correct the index, or the addresses."
             )
+        if len(tasks) == 1:
+            return None
         addresses = tuple(Address.parse(address) for _, _, address in tasks)
         for address in set(addresses):
             same = [name for name, other in zip(names, addresses, strict=True) if other == address]

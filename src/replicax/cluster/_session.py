@@ -268,6 +268,7 @@ class Session:
         jax.config.update("jax_enable_recoverability", True)
         # Its handler would take SIGTERM away from the program; see `rx.preemption`.
         jax.config.update("jax_enable_preemption_service", False)
+        _reach_without_proxy(address)
         _jax_compat.set_cpu_collectives_host(members.address.resolve()[1])
         with _jax_compat.only_errors_logged():
             jax.distributed.initialize(
@@ -392,6 +393,14 @@ def _require_fresh_jax() -> None:
         f"only.{found}Make the `rx.MultiWorkerMirroredStrategy` first: before arrays, "
         "`jax.devices()`, `jax.random.key` and other strategies."
     )
+
+
+def _reach_without_proxy(address: str) -> None:
+    """Keeps gRPC, which JAX's service speaks, from asking a proxy of the web for a worker."""
+    if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
+        host = address.rpartition(":")[0].strip("[]")
+        usual = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy", "")
+        os.environ["no_grpc_proxy"] = f"{usual},{host}" if usual else host
 
 
 def _listen(members: Members) -> socket.socket:

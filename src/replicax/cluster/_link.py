@@ -34,7 +34,7 @@ class Link:
         self._voids: dict[str, int] = {}
         self._wanted: set[str] = set()
         self._gone: set[int] = set()
-        self._heard_out = False
+        self._heard_out = self._broken = False
         self._state: Message | None = None
         self.ended: dict[int, str] = {}
         self.ended_at = 0.0  # when the first of them was known to have
@@ -88,7 +88,7 @@ class Link:
                 while topic not in self._results:
                     if topic in self._voids:
                         raise WorkerLost(self.explain(self._voids[topic]))
-                    if 0 in self.ended and self._members.index != 0:
+                    if self._broken:
                         raise WorkerLost(self.explain(next(iter(self.ended))))
                     if not self._changed.wait(_POLL_SECONDS):
                         self._check_unlocked(check)
@@ -115,14 +115,14 @@ class Link:
         with self._changed:
             self._state = None
             self.send({"kind": "state"})
-            self._changed.wait_for(lambda: self._state is not None or 0 in self.ended, seconds)
+            self._changed.wait_for(lambda: self._state is not None or self._broken, seconds)
             return self._state
 
     def say_farewell(self, message: Message, seconds: float) -> None:
         """Tells the hub why this worker ends, and waits, so long at most, until it has heard."""
         self.send(message)
         with self._changed:
-            self._changed.wait_for(lambda: self._heard_out or bool(self.ended), seconds)
+            self._changed.wait_for(lambda: self._heard_out or self._broken, seconds)
 
     def wait_until_ended(self, workers: set[int], seconds: float) -> bool:
         """Whether these take no part any more, or one of them has been lost; waits so long."""
@@ -158,6 +158,7 @@ class Link:
                 self._take(message)
                 self._changed.notify_all()
         with self._changed:  # the hub is gone, and with it the first worker
+            self._broken = True
             self._note_end(0, "is gone without a word: killed, crashed, or cut off")
             self._changed.notify_all()
 

@@ -4,46 +4,39 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import os
 import socket
 import sys
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Callable
 from typing import Any, final
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax_compat
+from replicax.cluster import _starting as starting
 from replicax.cluster._hub import Hub
 from replicax.cluster._link import Link
-from replicax.cluster._members import Address, Members
+from replicax.cluster._members import Members
 from replicax.cluster._progress import Progress, is_users
 from replicax.cluster._quiet import without_lines
-from replicax.cluster._relay import Relay
 from replicax.cluster._runner import Result, Runner
+from replicax.cluster._starting import NOTICE_SECONDS
 from replicax.cluster._watchdog import Watchdog
 from replicax.cluster._wire import Wire
 from replicax.errors import CollectiveMismatch, ProgramMismatch, StartFailed, WorkerLost
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
-_NOTICE_SECONDS = 5.0  # after which somebody who waits says for whom
-_RETRY_SECONDS = 0.1
 # How long to wait for the news of who was lost, after a collective has failed.
 _NEWS_SECONDS = 10.0
 _FAREWELL_SECONDS = 2.0
-_MOST_OF_PROGRAM = 4 * 1024 * 1024  # characters that are compared to show where programs differ
-# JAX's service would end processes that do not report to it in time. Who is alive is watched here.
-_NO_HEARTBEAT_SECONDS = 10**7
+_SHOWN = 300  # characters of what differs
 
 _current: Session | None = None
-
-if "TF_CONFIG" in os.environ:  # this is going to be one of several workers
-    _jax_compat.note_where_backend_starts()
 
 
 def session() -> Session | None:
@@ -93,34 +86,33 @@ class Session:
         self.timeout_seconds = timeout_seconds
         self.progress = Progress()
         self._counters: dict[str, int] = {}
-        self._failed = False
-        _require_fresh_jax()
+        self._failed = self._preempted = False
+        starting.require_fresh_jax()
         deadline = time.monotonic() + timeout_seconds
         self._hub: Hub | None = None
-        holder: socket.socket | None = None
-        coordinator = ""
+        reserved: socket.socket | None = None
         if members.index == 0:
-            listener = _listen(members)
-            holder, coordinator = _reserve_port(members.chief)
+            listener = starting.listen(members)
+            reserved, coordinator = starting.reserve_port(members.chief)
             self._hub = Hub(members, listener, coordinator)
-        self._link = Link(Wire(self._connect(deadline)), members)
-        try:
-            self._join_jax(self._welcomed(deadline), deadline)
-        except StartFailed as error:
-            farewell = {"kind": "failed", "reason": f"gave up: {str(error).removesuffix('.')}"}
-            self._link.say_farewell(farewell, _FAREWELL_SECONDS)
-            raise
-        if holder is not None:
-            holder.close()
+        self._link = Link(Wire(starting.connect(members, deadline, self._say)), members)
         self._runner = Runner()
         self._watchdog = Watchdog(
             members, self._link, self.progress, timeout_seconds, self._on_pulse
         )
-        self._preempted = False
-        self._try_out()
+        atexit.register(self._leave)  # after JAX has registered its own end, so before that comes
+        try:
+            starting.join_jax(members, self._welcomed(deadline), deadline)
+            with without_lines(b"[Gloo] Rank"):
+                self.run("the first collective", starting.first_collective())
+        except BaseException as error:
+            self._say_farewell(type(error), error, "")
+            raise
+        finally:
+            if reserved is not None:
+                reserved.close()
         self._excepthook = sys.excepthook
         sys.excepthook = self._on_uncaught
-        atexit.register(self._leave)  # after JAX has registered its own end, so before that comes
 
     # Working together.
 
@@ -162,13 +154,22 @@ class Session:
                 continue
             sides = [each.get(aspect, "") for each in everyones]
             if aspect == "programs":
-                sides = self.meet(f"comparing {label}", text[:_MOST_OF_PROGRAM])
+                sides = self._compare_lines(label, text)
             raise ProgramMismatch(
                 f"The workers are about to run {label}, and their {aspect} differ: "
                 f"{self._side_by_side(_first_difference(sides))}. Run the same code on the same "
                 "shapes on every worker; look for a condition that depends on the worker, or for "
                 "shapes that depend on its data."
             )
+
+    def _compare_lines(self, label: str, text: str) -> list[str]:
+        """Everybody's first line of `text` that is not the same for all."""
+        lines = text.splitlines()
+        digests = self.meet(f"comparing {label}", [zlib.crc32(line.encode()) for line in lines])
+        rows = itertools.zip_longest(*digests)
+        place = next(place for place, row in enumerate(rows) if len(set(row)) > 1)
+        own = lines[place][:_SHOWN] if place < len(lines) else ""
+        return self.meet(f"showing line {place} of {label}", own)
 
     def exchange(self, topic: str, value: Any, closed: threading.Event) -> list[Any]:
         """For threads that read ahead: everybody's value, unless it is `closed` before."""
@@ -217,31 +218,10 @@ class Session:
 
     # Coming together.
 
-    def _connect(self, deadline: float) -> socket.socket:
-        """A connection to the first worker, who may start later than this one."""
-        members, started, told = self.members, time.monotonic(), False
-        while True:
-            try:
-                host = members.chief.resolve()[1]
-                return socket.create_connection((host, members.chief.port), timeout=5)
-            except OSError as error:
-                reason = error
-            now = time.monotonic()
-            if now > deadline:
-                raise StartFailed(
-                    f"{members.name} could not reach {members.describe(0)} for "
-                    f"{now - started:.0f} s: {reason}. Is it running, is the address right, and "
-                    "does the network let this port through?"
-                )
-            if not told and now - started > _NOTICE_SECONDS:
-                told = True
-                self._say(f"waits for {members.describe(0)}: {reason}")
-            time.sleep(_RETRY_SECONDS)
-
     def _welcomed(self, deadline: float) -> str:
         told = False
-        while (coordinator := self._link.wait_for_welcome(_NOTICE_SECONDS)) is None:
-            state = self._link.state(_NOTICE_SECONDS)
+        while (coordinator := self._link.wait_for_welcome(NOTICE_SECONDS)) is None:
+            state = self._link.state(NOTICE_SECONDS)
             absent = [0] if state is None else state["absent"]
             missing = " and ".join(self.members.describe(worker) for worker in absent)
             if time.monotonic() > deadline:
@@ -255,55 +235,14 @@ class Session:
                 self._say(f"waits for {missing} to start")
         return coordinator
 
-    def _join_jax(self, coordinator: str, deadline: float) -> None:
-        members = self.members
-        address, bind = coordinator, None
-        if members.index == 0:
-            bind = coordinator
-        else:
-            host, _, port = coordinator.rpartition(":")
-            self._relay = Relay((host.strip("[]"), int(port)))
-            address = self._relay.address
-        # A worker that leaves must not take the others along; see `_leave` for how they part.
-        jax.config.update("jax_enable_recoverability", True)
-        # Its handler would take SIGTERM away from the program; see `rx.preemption`.
-        jax.config.update("jax_enable_preemption_service", False)
-        _reach_without_proxy(address)
-        _jax_compat.set_cpu_collectives_host(members.address.resolve()[1])
-        with _jax_compat.only_errors_logged():
-            jax.distributed.initialize(
-                coordinator_address=address,
-                num_processes=members.count,
-                process_id=members.index,
-                cluster_detection_method="deactivate",
-                initialization_timeout=max(1, int(deadline - time.monotonic())),
-                heartbeat_timeout_seconds=_NO_HEARTBEAT_SECONDS,
-                coordinator_bind_address=bind,
-            )
-
-    def _try_out(self) -> None:
-        """A first collective: devices that cannot reach each other are found out now."""
-        devices = np.array(jax.devices())
-        everywhere = NamedSharding(Mesh(devices, ("device",)), PartitionSpec())
-        ones = [jax.device_put(np.ones(1), device) for device in jax.local_devices()]
-        split = NamedSharding(everywhere.mesh, PartitionSpec("device"))
-        counted = jax.make_array_from_single_device_arrays((len(devices),), split, ones)
-        total = jax.jit(jnp.sum, out_shardings=everywhere)
-        with without_lines(b"[Gloo] Rank"):
-            self.run("the first collective", lambda: total(counted).block_until_ready())
-
     # Parting.
 
     def _on_uncaught(self, kind: Any, error: BaseException, trace: Any) -> None:
         """The program has failed: the others are told why, and are not waited for."""
-        self._failed = True
         places = traceback.extract_tb(trace)
         place = [entry for entry in places if is_users(entry.filename)] or places
         where = f" ({place[-1].filename}:{place[-1].lineno})" if place else ""
-        text = f"{kind.__name__}: {error}"
-        summary = (text.splitlines() or [""])[0][:2000].removesuffix(".")
-        farewell = {"kind": "failed", "reason": f"failed: {summary}{where}"}
-        self._link.say_farewell(farewell, _FAREWELL_SECONDS)
+        text = self._say_farewell(kind, error, where)
         if isinstance(error, WorkerLost):
             # It is another worker's traceback that says what went wrong.
             print(
@@ -311,6 +250,15 @@ class Session:
             )
         else:
             self._excepthook(kind, error, trace)
+
+    def _say_farewell(self, kind: type[BaseException], error: BaseException, where: str) -> str:
+        """Tells the others what this worker failed with; returns it in full."""
+        self._failed = True
+        text = f"{kind.__name__}: {error}"
+        summary = text.splitlines()[0][:2000].removesuffix(".")
+        farewell = {"kind": "failed", "reason": f"failed: {summary}{where}"}
+        self._link.say_farewell(farewell, _FAREWELL_SECONDS)
+        return text
 
     def _leave(self) -> None:
         """At exit. The first worker is the last to go, because JAX's service is in its process."""
@@ -339,8 +287,8 @@ class Session:
         """
         self._link.send({"kind": "finished"})
         told = False
-        while not self._link.wait_until_ended(others, _NOTICE_SECONDS):
-            state = self._link.state(_NOTICE_SECONDS)
+        while not self._link.wait_until_ended(others, NOTICE_SECONDS):
+            state = self._link.state(NOTICE_SECONDS)
             if state is None:
                 silent = time.monotonic() - self._link.heard
             else:
@@ -367,64 +315,7 @@ class Session:
 
 
 def _first_difference(texts: list[str]) -> list[str]:
-    """Of texts of several lines, the first lines that differ."""
-    rows = [text.splitlines() for text in texts]
-    length = max(len(lines) for lines in rows)
-    padded = [lines + [""] * (length - len(lines)) for lines in rows]
-    for lines in zip(*padded, strict=True):
-        if len(set(lines)) > 1:
-            return [f"has {line.strip()[:300]!r}" for line in lines]
-    return [f"has {text[:300]!r}" for text in texts]
-
-
-def _require_fresh_jax() -> None:
-    """Workers have to come together before JAX looks for devices."""
-    if jax.distributed.is_initialized():
-        raise StartFailed(
-            "`jax.distributed.initialize` was called by the program. The strategy does that "
-            "itself: leave the call out."
-        )
-    if not _jax_compat.backends_are_initialized():
-        return
-    where = _jax_compat.backend_started_at()
-    found = f" It was first used here:\n{where}" if where else " "
-    raise StartFailed(
-        "JAX was used before the workers came together, so that it knows this process's devices "
-        f"only.{found}Make the `rx.MultiWorkerMirroredStrategy` first: before arrays, "
-        "`jax.devices()`, `jax.random.key` and other strategies."
-    )
-
-
-def _reach_without_proxy(address: str) -> None:
-    """Keeps gRPC, which JAX's service speaks, from asking a proxy of the web for a worker."""
-    if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
-        host = address.rpartition(":")[0].strip("[]")
-        usual = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy", "")
-        os.environ["no_grpc_proxy"] = f"{usual},{host}" if usual else host
-
-
-def _listen(members: Members) -> socket.socket:
-    """The first worker's socket: on loopback if its address is that, else on that address."""
-    address = members.chief
-    try:
-        family, host = address.resolve()
-        return socket.create_server((host, address.port), family=family, backlog=members.count)
-    except OSError as error:
-        raise StartFailed(
-            f"{members.describe(0)} cannot listen there: {error}. If the port is in use, choose "
-            "another one, or end the process that has it (an earlier run, perhaps). If the address "
-            "is not one of this machine, its task index belongs to another one."
-        ) from None
-
-
-def _reserve_port(chief: Address) -> tuple[socket.socket, str]:
-    """A free port for JAX's service, and what keeps others from taking it until that is up."""
-    family, host = chief.resolve()
-    holder = socket.socket(family, socket.SOCK_STREAM)
-    if hasattr(socket, "SO_REUSEPORT"):  # the service sets it too, and may so share the port
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    holder.bind((host, 0))
-    port = holder.getsockname()[1]
-    if not hasattr(socket, "SO_REUSEPORT"):
-        holder.close()
-    return holder, str(Address(host, port))
+    """Of texts of several lines, the first lines that are not the same for all."""
+    rows = itertools.zip_longest(*(text.splitlines() for text in texts), fillvalue="")
+    different = next(row for row in rows if len(set(row)) > 1)
+    return [f"has {line.strip()[:_SHOWN]!r}" for line in different]

@@ -1,0 +1,136 @@
+"""How a process finds the other workers, and JAX's processes each other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicax import _jax_compat
+from replicax.cluster._members import Address, Members
+from replicax.cluster._relay import Relay
+from replicax.errors import StartFailed
+
+NOTICE_SECONDS = 5.0  # after which somebody who waits says for whom
+_RETRY_SECONDS = 0.1
+# JAX's service would end processes that do not report to it in time. Who is alive is watched here.
+_NO_HEARTBEAT_SECONDS = 10**7
+
+if "TF_CONFIG" in os.environ:  # this is going to be one of several workers
+    _jax_compat.note_where_backend_starts()
+
+
+def connect(members: Members, deadline: float, say: Callable[[str], None]) -> socket.socket:
+    """A connection to the first worker, who may start later than this one."""
+    started, told = time.monotonic(), False
+    while True:
+        try:
+            host = members.chief.resolve()[1]
+            return socket.create_connection((host, members.chief.port), timeout=5)
+        except OSError as error:
+            reason = error
+        now = time.monotonic()
+        if now > deadline:
+            raise StartFailed(
+                f"{members.name} could not reach {members.describe(0)} for "
+                f"{now - started:.0f} s: {reason}. Is it running, is the address right, and "
+                "does the network let this port through?"
+            )
+        if not told and now - started > NOTICE_SECONDS:
+            told = True
+            say(f"waits for {members.describe(0)}: {reason}")
+        time.sleep(_RETRY_SECONDS)
+
+
+def join_jax(members: Members, coordinator: str, deadline: float) -> None:
+    """Has JAX bring the processes together, for collectives between their devices."""
+    address, bind = coordinator, coordinator
+    if members.index != 0:
+        host, _, port = coordinator.rpartition(":")
+        address, bind = Relay((host.strip("[]"), int(port))).address, None
+    # A worker that leaves must not take the others along; see `Session` for how they part.
+    jax.config.update("jax_enable_recoverability", True)
+    # Its handler would take SIGTERM away from the program; see `rx.preemption`.
+    jax.config.update("jax_enable_preemption_service", False)
+    _reach_without_proxy(address)
+    _jax_compat.set_cpu_collectives_host(members.address.resolve()[1])
+    with _jax_compat.only_errors_logged():
+        jax.distributed.initialize(
+            coordinator_address=address,
+            num_processes=members.count,
+            process_id=members.index,
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(1, int(deadline - time.monotonic())),
+            heartbeat_timeout_seconds=_NO_HEARTBEAT_SECONDS,
+            coordinator_bind_address=bind,
+        )
+
+
+def first_collective() -> Callable[[], jax.Array]:
+    """A program of all devices: those that cannot reach each other are found out by it."""
+    devices = np.array(jax.devices())
+    everywhere = NamedSharding(Mesh(devices, ("device",)), PartitionSpec())
+    split = NamedSharding(everywhere.mesh, PartitionSpec("device"))
+    ones = [jax.device_put(np.ones(1), device) for device in jax.local_devices()]
+    counted = jax.make_array_from_single_device_arrays((len(devices),), split, ones)
+    total = jax.jit(jnp.sum, out_shardings=everywhere)
+    return lambda: total(counted).block_until_ready()
+
+
+def require_fresh_jax() -> None:
+    """Workers have to come together before JAX looks for devices."""
+    if jax.distributed.is_initialized():
+        raise StartFailed(
+            "`jax.distributed.initialize` was called by the program. The strategy does that "
+            "itself: leave the call out."
+        )
+    if not _jax_compat.backends_are_initialized():
+        return
+    where = _jax_compat.backend_started_at()
+    found = f" It was first used here:\n{where}" if where else " "
+    raise StartFailed(
+        "JAX was used before the workers came together, so that it knows this process's devices "
+        f"only.{found}Make the `rx.MultiWorkerMirroredStrategy` first: before arrays, "
+        "`jax.devices()`, `jax.random.key` and other strategies."
+    )
+
+
+def _reach_without_proxy(address: str) -> None:
+    """Keeps gRPC, which JAX's service speaks, from asking a proxy of the web for a worker."""
+    if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
+        host = address.rpartition(":")[0].strip("[]")
+        usual = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy", "")
+        os.environ["no_grpc_proxy"] = f"{usual},{host}" if usual else host
+
+
+def listen(members: Members) -> socket.socket:
+    """The first worker's socket: on loopback if its address is that, else on that address."""
+    address = members.chief
+    try:
+        family, host = address.resolve()
+        return socket.create_server((host, address.port), family=family, backlog=members.count)
+    except OSError as error:
+        raise StartFailed(
+            f"{members.describe(0)} cannot listen there: {error}. If the port is in use, choose "
+            "another one, or end the process that has it (an earlier run, perhaps). If the address "
+            "is not one of this machine, its task index belongs to another one."
+        ) from None
+
+
+def reserve_port(chief: Address) -> tuple[socket.socket, str]:
+    """A free port for JAX's service, and what keeps others from taking it until that is up."""
+    family, host = chief.resolve()
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    if hasattr(socket, "SO_REUSEPORT"):  # the service sets it too, and may so share the port
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind((host, 0))
+    port = holder.getsockname()[1]
+    if not hasattr(socket, "SO_REUSEPORT"):
+        holder.close()
+    return holder, str(Address(host, port))

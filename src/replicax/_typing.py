@@ -62,6 +62,10 @@ class ProgramLike(Protocol):
         """The state of a variable at this point of the program."""
         ...
 
+    def note(self, topology: Topology) -> None:
+        """Says that values of replicas over `topology` are combined."""
+        ...
+
     def set_state_of(self, variable: Variable, state: Any) -> None: ...
 
     def pull(self, iterator: DistributedIterator) -> Nest:

@@ -100,6 +100,8 @@ class Hub:
                 f"it has the cluster {hello['addresses']}, and {self._members.names[0]} has "
                 f"{addresses}. Give all workers the same cluster"
             )
+        elif not 0 <= index < self._members.count:
+            problem = f"there is no worker of number {index}"
         elif index in self._seats:
             problem = (
                 f"another process has come as {self._members.names[index]} already. Give every "

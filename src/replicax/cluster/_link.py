@@ -217,12 +217,13 @@ class AgreedStop:
 
     def asked(self, check: Callable[[], None]) -> bool:
         """Whether to stop, at this question; while it waits for the answer it calls `check`."""
-        with self._changed:
-            while self._deciding and self._at is None:
-                if not self._changed.wait(_POLL_SECONDS):
-                    check()
-            self._answered += 1
-            return self._at is not None and self._answered >= self._at
+        while True:
+            with self._changed:
+                if not self._deciding or self._at is not None:
+                    self._answered += 1
+                    return self._at is not None and self._answered >= self._at
+                self._changed.wait(_POLL_SECONDS)
+            check()
 
     def answer(self) -> None:
         with self._changed:

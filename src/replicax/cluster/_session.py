@@ -275,10 +275,11 @@ class Session:
         if self._hub is not None:
             self._hub.close()
         if self._runner.busy:
-            # A program waits in XLA for somebody who is lost, and JAX would wait for it in turn.
+            # A program waits in XLA for somebody who is lost. JAX would wait for it in turn, and
+            # the thread that runs it would abort the process when the interpreter is gone.
+            self._say("ends with exit code 1: it had to leave a program behind")
             sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1 if self._failed else 0)
+            os._exit(1)
 
     def _finish_with(self, others: set[int]) -> bool:
         """Waits until all have finished; False if one of them is lost.

@@ -103,10 +103,11 @@ def require_fresh_jax() -> None:
 
 def _reach_without_proxy(address: str) -> None:
     """Keeps gRPC, which JAX's service speaks, from asking a proxy of the web for a worker."""
-    if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
+    proxies, exceptions = ("grpc_proxy", "https_proxy", "http_proxy"), "no_grpc_proxy"
+    if any(os.environ.get(name) for name in proxies):
         host = address.rpartition(":")[0].strip("[]")
-        usual = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy", "")
-        os.environ["no_grpc_proxy"] = f"{usual},{host}" if usual else host
+        usual = os.environ.get(exceptions) or os.environ.get("no_proxy")
+        os.environ[exceptions] = f"{usual},{host}" if usual else host
 
 
 def listen(members: Members) -> socket.socket:

@@ -16,6 +16,19 @@ _lock = threading.Lock()
 _previous: list[jax.Array] = []
 
 
+def is_awaited(topology: Topology) -> bool:
+    """Whether programs of all workers are awaited here: on CPUs.
+
+    So the loss of a worker is an exception here, and not wherever the result is first used.
+    Accelerators go on in order, and the loss shows where a result is used.
+    """
+    return topology.spans_processes and _on_cpu(topology)
+
+
+def _on_cpu(topology: Topology) -> bool:
+    return topology.devices[0][0].platform == "cpu"
+
+
 def launch(
     topology: Topology, label: str, program: Callable[..., list[jax.Array]], *args: Any
 ) -> list[jax.Array]:
@@ -25,21 +38,17 @@ def launch(
     virtual devices: 1,000 un-awaited sums on 4 devices do it. Waiting for the previous one first
     costs nothing measurable there. The lock keeps two threads from queueing their programs on the
     devices in different orders. Accelerators queue in order and need none of this.
-
-    A program that several workers run is awaited on CPUs, so that the loss of a worker is an
-    exception here, and not wherever the result is first used. (Accelerators go on in order, and the
-    loss shows where a result is used.)
     """
     tracing = _context.current().program is not None
-    on_cpu = topology.devices[0][0].platform == "cpu"
     if tracing or topology.num_replicas == 1:
         return program(*args)
     if topology.spans_processes:
+        run = cluster.current().run
         with _lock:
-            return cluster.current().run(
-                label, lambda: jax.block_until_ready(program(*args)) if on_cpu else program(*args)
-            )
-    if not on_cpu:
+            if is_awaited(topology):
+                return run(label, lambda: jax.block_until_ready(program(*args)))
+            return run(label, lambda: program(*args))
+    if not _on_cpu(topology):
         return program(*args)
     with _lock:
         for array in _previous:

@@ -70,13 +70,14 @@ def _check(bytes_per_pack: int, timeout_seconds: float | None) -> None:
 def merge_options(
     options: CommunicationOptions | CollectiveHints | None,
     hints: CommunicationOptions | CollectiveHints | None,
+    usual: CommunicationOptions,
 ) -> CommunicationOptions:
-    """One set of options out of the two keywords that mean the same."""
+    """One set of options out of the two keywords that mean the same, or else the usual ones."""
     if options is not None and hints is not None:
         raise InvalidArgument("Give either `options` or `experimental_hints`, not both.")
     given = hints if options is None else options
     if given is None:
-        return CommunicationOptions()
+        return usual
     if isinstance(given, CommunicationOptions):
         return given
     if isinstance(given, CollectiveHints):

@@ -59,6 +59,7 @@ class Plan:
     runs: dict[int, Touched] = field(default_factory=dict)
     pulls: Pulls = field(default_factory=Pulls)
     topology: Topology | None = None
+    noted: Topology | None = None  # over which values are combined, should nothing be run
 
     def use(self, strategy: StrategyLike) -> None:
         if self.topology is None:
@@ -95,6 +96,9 @@ class _Level:
         self.touched.written[variable] = None
         if self.refs is not None:
             self._ref(variable)[...] = variable.unwrap_state(state, self.plan.topology)
+
+    def note(self, topology: Topology) -> None:
+        self.plan.noted = self.plan.noted or topology
 
     def pull(self, iterator: DistributedIterator) -> Nest:
         raise ContextError(

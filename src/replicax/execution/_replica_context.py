@@ -154,7 +154,8 @@ class ReplicaContext:
         Differentiable: the gradient is the `all_reduce` of the replicas' gradients by the same op.
         """
         op = ReduceOp.parse(op)
-        merged = merge_options(options, experimental_hints)
+        usual = self._strategy.extended.communication_options
+        merged = merge_options(options, experimental_hints, usual)
         leaves, structure = self._numeric_leaves(value, "all_reduce")
 
         def collective(arrays: list[jax.Array]) -> list[jax.Array]:
@@ -182,7 +183,8 @@ class ReplicaContext:
 
         Differentiable: each replica's gradient is its part of the sum of the replicas' gradients.
         """
-        merged = merge_options(options, experimental_hints)
+        usual = self._strategy.extended.communication_options
+        merged = merge_options(options, experimental_hints, usual)
         leaves, structure = self._numeric_leaves(value, "all_gather")
 
         def collective(arrays: list[jax.Array]) -> list[jax.Array]:

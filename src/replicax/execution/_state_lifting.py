@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from replicax import _context, _nest, cluster
 from replicax._context import Frame
 from replicax._typing import Nest
-from replicax.collectives import launch
+from replicax.collectives import is_awaited, launch
 from replicax.errors import InvalidType
 from replicax.execution._program import OuterLevel, Plan
 from replicax.execution._pulling import NotOneProgram, Pulls
@@ -73,7 +73,8 @@ class Lifted:
         self._plain = [*plain, *range(count, count + sum(len(arrays) for arrays in elements))]
         self.written = list(plan.outer.written)
         self.read = [v for v in plan.outer.read if v not in plan.outer.written]
-        self.topology = plan.topology or _home_of([*self.written, *self.read])
+        touched = [*self.written, *self.read]
+        self.topology = plan.topology or _home_of(touched) or plan.noted
         plan.topology = self.topology
 
         def pure(
@@ -86,9 +87,11 @@ class Lifted:
 
         self._donates = False
         jaxpr = jax.make_jaxpr(pure)(self._states(), arrays, elements)
-        # A program that calls back into Python can fail while it runs, and then the variables' old
-        # values are still wanted.
-        self._donates = not _calls_python(jaxpr.jaxpr)
+        # A program that calls back into Python, or that other workers take part in, can fail while
+        # it runs, and then the variables' old values are still wanted.
+        self._calls_python = _calls_python(jaxpr.jaxpr)
+        awaited = self.topology is not None and is_awaited(self.topology)
+        self._donates = not (self._calls_python or awaited)
         shardings: Any = None
         if self.topology is not None:
             whole, split = self.topology.replicated, self.topology.split
@@ -131,7 +134,7 @@ class Lifted:
             }
 
             # A program that calls Python has numbers in it that are of this process only.
-            text = self.jitted.lower(*arguments).as_text() if self._donates else ""
+            text = "" if self._calls_python else self.jitted.lower(*arguments).as_text()
             cluster.current().agree_on_program(self._label, facts, text)
         self._agreed = True
 

@@ -215,9 +215,15 @@ class DistributedDataset:
 
     def _note_spec(self, step: Step) -> None:
         firsts = [column[0] for column in step.columns()]
+        shapes = [array.shape for array in firsts]
+        if step.full_share is not None:  # which this worker's first replica need not have
+            shapes = [(step.full_share, *shape[1:]) for shape in shapes]
         self._spec = jax.tree.unflatten(
             step.structure,
-            [jax.ShapeDtypeStruct(a.shape, canonicalize_dtype(a.dtype)) for a in firsts],
+            [
+                jax.ShapeDtypeStruct(shape, canonicalize_dtype(array.dtype))
+                for shape, array in zip(shapes, firsts, strict=True)
+            ],
         )
 
     def start(self, steps: int, feed_state: Any) -> Elements:

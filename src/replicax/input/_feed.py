@@ -14,7 +14,7 @@ import numpy as np
 
 from replicax.errors import InvalidArgument, StructureMismatch
 from replicax.input._source import Reader, Source, fields_of
-from replicax.input._splitting import Bounds, Workers, count_rows
+from replicax.input._splitting import Bounds, Workers, count_rows, shares
 from replicax.values import Shape
 
 
@@ -26,7 +26,8 @@ class Step:
     the same number each (`wholes`), or an array for each replica (`parts`). `state` is where the
     pass stands after the step. `owned` says that the memory is nobody else's; else the source may
     use it again for the next step. `shapes` are, for each leaf, those of the arrays of all replicas
-    on all workers, if there are several.
+    on all workers, if there are several; `full_share` is how many rows the first of all replicas
+    has in a full step, where that is known.
     """
 
     structure: Any
@@ -36,6 +37,7 @@ class Step:
     state: dict[str, Any]
     owned: bool = False
     shapes: list[tuple[Shape, ...]] | None = None
+    full_share: int | None = None
 
     def columns(self) -> list[list[np.ndarray]]:
         """For each leaf, an array for each replica."""
@@ -78,6 +80,7 @@ class SplittingFeed(Feed):
             if state is None
             else fields_of(state, "source", "full_rows", "rows_of_batch", "steps_of_batch")
         )
+        self._workers = workers
         self._cut = workers.cut_own if own else workers.cut_shared
         self._reader = source.start(reader_state)
         self._before_batch = self._after_batch = self._reader.get_state()
@@ -101,7 +104,9 @@ class SplittingFeed(Feed):
             wholes = [leaf[first:last] for leaf in self._leaves]
         else:
             parts = [[leaf[start:stop] for start, stop in bounds] for leaf in self._leaves]
-        return Step(self._check.structure, len(bounds), wholes, parts, self.state)
+        step = Step(self._check.structure, len(bounds), wholes, parts, self.state)
+        step.full_share = shares(self._full, self._workers.replicas)[0]
+        return step
 
     def _begin_batch(self, rows_done: int = 0, steps_done: int = 0) -> None:
         leaves, structure = jax.tree.flatten(self._reader.read())

@@ -87,7 +87,8 @@ def as_per_replica(
         return leaf
     if isinstance(leaf, Variable):
         on_read = leaf.synchronization is VariableSynchronization.ON_READ
-        if on_read or (mirrored_too and len(leaf.values) > 1):
+        a_copy_each = len(leaf.values) == len(topology.local_replicas)
+        if on_read or (mirrored_too and a_copy_each and topology.num_replicas > 1):
             return PerReplica([copy.value for copy in leaf.values], topology)
         leaf = leaf.value
     if isinstance(leaf, Mirrored) and mirrored_too:

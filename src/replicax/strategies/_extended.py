@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.core import Tracer
 
-from replicax import _context, _nest
+from replicax import _context, _nest, cluster
 from replicax._context import Frame, Kind
 from replicax._enums import ReduceOp
 from replicax._typing import DeviceLike, Nest
@@ -68,6 +68,7 @@ class StrategyExtended:
       topology: Which devices form which replica.
       placement: Which variables are made, and where; mirrored ones unless said otherwise.
       executor: How functions are run on the replicas.
+      communication_options: How values are combined where a call does not say.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class StrategyExtended:
         topology: Topology,
         placement: VariablePlacement | None = None,
         executor: Executor | None = None,
+        communication_options: CommunicationOptions | None = None,
     ) -> None:
         if topology.logical_devices_per_replica > 1:
             raise InvalidArgument(
@@ -88,6 +90,7 @@ class StrategyExtended:
         self._placement = MirroredPlacement() if placement is None else placement
         self._executor = EagerExecutor() if executor is None else executor
         self._collectives = AcrossArrays(topology)
+        self._communication_options = communication_options or CommunicationOptions()
 
     # The parts.
 
@@ -106,6 +109,11 @@ class StrategyExtended:
         """How values are combined across replicas."""
         return self._collectives
 
+    @property
+    def communication_options(self) -> CommunicationOptions:
+        """How values are combined where a call does not say."""
+        return self._communication_options
+
     # Facts.
 
     @property
@@ -120,8 +128,8 @@ class StrategyExtended:
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether every worker builds its own program; one process has one."""
-        return False
+        """Whether every worker builds its own program."""
+        return self._topology.spans_processes
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -135,13 +143,17 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process has to write checkpoints."""
-        return True
+        """Whether this process has to write checkpoints: the first worker."""
+        return self._first_worker
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process has to write summaries."""
-        return True
+        """Whether this process has to write summaries: the first worker."""
+        return self._first_worker
+
+    @property
+    def _first_worker(self) -> bool:
+        return not self._topology.spans_processes or cluster.current().members.index == 0
 
     # Running.
 
@@ -228,7 +240,7 @@ class StrategyExtended:
         hints: Hints,
     ) -> list[Any]:
         op = ReduceOp.parse(reduce_op)
-        merged = merge_options(options, hints)
+        merged = merge_options(options, hints, self._communication_options)
         frame = _context.cross_replica(self._strategy, method)
         pairs = list(pairs)
         require_home([value for value, _ in pairs], self._topology, method)

@@ -25,8 +25,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     Args:
       cluster_resolver: Knows the workers, and which of them this process is; by default what the
         environment variable TF_CONFIG says.
-      communication_options: `timeout_seconds` is how long a worker that is alive is waited for, by
-        default five minutes; `implementation` is a preference.
+      communication_options: How values are combined where a call does not say. `timeout_seconds`
+        is how long a worker that is alive is waited for, by default five minutes;
+        `implementation` is a preference.
 
     >>> import replicax as rx
     >>> strategy = rx.MultiWorkerMirroredStrategy()
@@ -56,7 +57,14 @@ class MultiWorkerMirroredStrategy(Strategy):
             cluster.join(members, options.timeout_seconds)
         self._cluster_resolver = resolver
         topology = Topology.of(best_devices() if members is None else jax.devices())
-        super().__init__(StrategyExtended(self, topology=topology, placement=MirroredPlacement()))
+        super().__init__(
+            StrategyExtended(
+                self,
+                topology=topology,
+                placement=MirroredPlacement(),
+                communication_options=options,
+            )
+        )
 
     @property
     def cluster_resolver(self) -> ClusterResolver:

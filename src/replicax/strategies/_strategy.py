@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from replicax import _context, _nest
 from replicax._enums import ReduceOp
 from replicax._typing import Nest
-from replicax.errors import InvalidArgument, InvalidType, NotPicklable
+from replicax.errors import ContextError, InvalidArgument, InvalidType, NotPicklable
 from replicax.input import (
     DistributedDataset,
     InputContext,
@@ -115,8 +115,9 @@ class Strategy:
     def collectives(self) -> Collectives:
         """How its replicas' values are combined."""
         program = _context.current().program
-        if program is not None and program.collectives is not None:
-            return program.collectives
+        if program is not None:
+            program.note(self.topology)
+            return program.collectives or self._extended.collectives
         return self._extended.collectives
 
     @property
@@ -182,6 +183,12 @@ class Strategy:
 
     def experimental_local_results(self, value: Nest) -> tuple[Any, ...]:
         """The components of this process's replicas; of a plain value, a tuple with just it."""
+        if self.topology.spans_processes and _context.current().program is not None:
+            raise ContextError(
+                "`experimental_local_results` was called in an `rx.function`, which is one program "
+                "for all workers, and what is local differs between them. Return the value, and "
+                "take it apart outside; or use `strategy.gather`."
+            )
         if isinstance(value, (DistributedValues, Variable)):
             return value.values
         if value is None or _nest.is_leaf(value):

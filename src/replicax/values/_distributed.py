@@ -363,14 +363,17 @@ def _unstacked(array: jax.Array, topology: Topology) -> PerReplica:
 
 
 def settle_shapes(values: Sequence[PerReplica], label: str) -> None:
-    """Makes the shapes of values known that workers have made by themselves, in one question.
+    """Makes the shapes of per-replica values known, if workers have made them by themselves.
 
-    All workers have to ask, and are told if they ask for different things, or have different
-    dtypes.
+    Where there are several workers, they all come here before they combine values for `label`, and
+    are told if they come for different things, or with different dtypes.
     """
-    unknown = [value for value in values if value._known_shapes() is None]
-    if not unknown:
+    topology = values[0].topology if values else None
+    if topology is None or not topology.spans_processes:
         return
+    if _context.current().program is not None:
+        return  # of which workers make sure that it is the same on all of them
+    unknown = [value for value in values if value._known_shapes() is None]
     own = [[(np.shape(c), _kind_of(c)) for c in value.values] for value in unknown]
     brought = cluster.current().meet(label, own)
     for number, value in enumerate(unknown):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from replicax import _nest
+from replicax import _nest, cluster
 from replicax._typing import Nest
 from replicax.errors import ForeignValue, StructureMismatch
 from replicax.topology import Topology
@@ -53,10 +53,13 @@ def regroup(
     rows = list(zip(*columns, strict=True))
     if always_wrap:
         return jax.tree.unflatten(structure, [wrap(row, topology) for row in rows])
-    return jax.tree.unflatten(structure, [_merge_leaf(row, topology, wrap) for row in rows])
+    merged = [_merged_leaf(row, topology, wrap) for row in rows]
+    if topology.spans_processes:
+        _wrap_numbers_that_differ(merged, topology, wrap)
+    return jax.tree.unflatten(structure, merged)
 
 
-def _merge_leaf(
+def _merged_leaf(
     row: Sequence[Any], topology: Topology, wrap: type[PerReplica] | type[Mirrored]
 ) -> Any:
     first = row[0]
@@ -69,6 +72,22 @@ def _merge_leaf(
     if not apart and all(other is first for other in row):
         return first
     return wrap(row, topology)
+
+
+def _wrap_numbers_that_differ(
+    leaves: list[Any], topology: Topology, wrap: type[PerReplica] | type[Mirrored]
+) -> None:
+    """A Python number stays one only if the replicas of the other workers have the same."""
+    numbers = [
+        index for index, leaf in enumerate(leaves) if isinstance(leaf, (bool, int, float, complex))
+    ]
+    if not numbers:
+        return
+    own = [repr(leaves[index]) for index in numbers]
+    everyones = cluster.current().meet("comparing the numbers of replicas", own)
+    for index, texts in zip(numbers, zip(*everyones, strict=True), strict=True):
+        if len(set(texts)) > 1:
+            leaves[index] = wrap([leaves[index]] * len(topology.local_replicas), topology)
 
 
 def select(nest: Nest, index: int, topology: Topology) -> Nest:

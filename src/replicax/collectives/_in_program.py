@@ -16,7 +16,7 @@ from replicax.collectives._interface import (
     result_dtype,
 )
 from replicax.collectives._options import CommunicationOptions
-from replicax.collectives._packing import in_packs
+from replicax.collectives._packing import PackSizes, in_packs
 from replicax.topology import REPLICA_AXIS, Topology
 from replicax.values import Mirrored, PerReplica
 
@@ -39,9 +39,10 @@ class InProgram(Collectives):
             array.astype(options.wire_dtype(dtype))
             for array, dtype in zip(arrays, dtypes, strict=True)
         ]
-        sums = in_packs(
-            lambda array: jax.lax.psum(array, REPLICA_AXIS), narrow, options.bytes_per_pack
-        )
+        sizes = PackSizes.of(self._topology)
+        if options.bytes_per_pack:
+            sizes = PackSizes(options.bytes_per_pack, options.bytes_per_pack)
+        sums = in_packs(lambda array: jax.lax.psum(array, REPLICA_AXIS), narrow, sizes)
         scale = self._topology.num_replicas if op is ReduceOp.MEAN else 1
         return [
             self.as_mirrored(total.astype(dtype) / scale if scale > 1 else total.astype(dtype))

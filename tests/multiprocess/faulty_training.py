@@ -60,6 +60,7 @@ def main(event: str, worker: int, at_step: int, timeout_seconds: float, steps: i
             train_step()
         except rx.errors.WorkerLost:
             print(f"lost at {time.time()}", flush=True)
+            print(f"kept {weight.numpy().tolist()}", flush=True)
             raise
         print(f"step {step}", flush=True)
         time.sleep(0.2)

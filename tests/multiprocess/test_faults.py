@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -64,6 +65,9 @@ def test_a_worker_that_ends_is_named_by_the_others(event, worker, devices):
     assert f"step {STEP}\n" not in survivor.output
     # The survivor was in a collective with the culprit, and is told within seconds.
     assert said_at(survivor) - happened_at(culprit, event) < 8
+    # The variable is what it was before the step, and can be saved.
+    (kept,) = re.findall(r"^kept (.*)$", survivor.output, re.MULTILINE)
+    assert json.loads(kept) == pytest.approx([(1 - 0.2 * 2 * devices) ** STEP] * 3, rel=1e-5)
     # The culprit's traceback is shown once, by itself.
     assert culprit.output.count("Traceback") == (event == "raise")
     assert "Traceback" not in survivor.output

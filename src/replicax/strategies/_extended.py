@@ -244,14 +244,14 @@ class StrategyExtended:
         frame = _context.cross_replica(self._strategy, method)
         pairs = list(pairs)
         require_home([value for value, _ in pairs], self._topology, method)
-        targets = [self._devices_of(destinations) for _, destinations in pairs]
+        targets = [self._target(destinations) for _, destinations in pairs]
         values = reducible(self._strategy, op, [value for value, _ in pairs], method)
         with _context.entered(frame):
             distributed = [value for value in values if value is not None]
             reduced = iter(self._strategy.collectives.reduce(op, distributed, merged))
             return [
-                self._deliver(value if per_replica is None else next(reduced), devices)
-                for (value, _), per_replica, devices in zip(pairs, values, targets, strict=True)
+                self._deliver(value if per_replica is None else next(reduced), target)
+                for (value, _), per_replica, target in zip(pairs, values, targets, strict=True)
             ]
 
     def broadcast_to(self, tensor: Any, destinations: Destinations) -> Any:
@@ -262,17 +262,24 @@ class StrategyExtended:
                 "`broadcast_to` copies one array; got a PerReplica value. Use `reduce_to` for it."
             )
         with _context.entered(frame):
-            return self._deliver(tensor, self._devices_of(destinations))
+            return self._deliver(tensor, self._target(destinations))
 
-    def _deliver(self, value: Any, devices: tuple[jax.Device, ...]) -> Any:
-        home = value.topology if isinstance(value, Mirrored) else None
-        topology = self._topology
-        everywhere = devices == topology.local_devices
-        if len(devices) == 1 and not (everywhere and topology.spans_processes):
+    def _target(self, destinations: Destinations) -> tuple[tuple[jax.Device, ...], bool]:
+        """The local devices that are meant, and whether there is only one, on any worker."""
+        devices = self._devices_of(destinations)
+        everywhere = devices == self._topology.local_devices and self._topology.spans_processes
+        named = isinstance(destinations, (str, jax.Device))
+        return devices, len(devices) == 1 and (named or not everywhere)
+
+    def _deliver(self, value: Any, target: tuple[tuple[jax.Device, ...], bool]) -> Any:
+        devices, single = target
+        if single:
             return place(leaf_array(value), devices[0])
+        home = value.topology if isinstance(value, Mirrored) else None
         if home is not None and home.local_devices == devices:
             return value
-        if not everywhere:
+        topology = self._topology
+        if devices != topology.local_devices:
             topology = Topology.of(devices)
         return Mirrored.from_array(topology.replicate(leaf_array(value)), topology)
 

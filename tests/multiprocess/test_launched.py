@@ -1,0 +1,74 @@
+"""The launcher and workers that train: one fails, all end, with the exit code of the culprit."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from workers import ROOT
+
+PROGRAM = "tests/multiprocess/faulty_training.py"
+
+
+def launch(event: str, worker: int, *, steps: int = 8) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "XLA_FLAGS")}
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "replicax", "launch", "--workers", "2"),
+            *(PROGRAM, event, str(worker), "3", "4", str(steps)),
+        ],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def running(program: str) -> list[int]:
+    """The processes that run a program."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (directory / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if program in command:
+            found.append(int(directory.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "how"),
+    [
+        ("raise", 1, "exit code 1"),
+        ("SIGKILL", 137, "killed by SIGKILL"),
+        # It is stopped; the one that waits for it gives up, and ends first.
+        ("SIGSTOP", 1, "exit code 1"),
+    ],
+)
+def test_a_failure_ends_all(event, code, how):
+    outcome = launch(event, 1)
+    assert outcome.returncode == code, outcome.stdout + outcome.stderr
+    first = 0 if event == "SIGSTOP" else 1
+    assert f"[launcher] Worker {first} failed first: {how}" in outcome.stderr
+    assert re.search(r"^\[worker 0\] replicax\.errors\.WorkerLost: ", outcome.stdout, re.MULTILINE)
+    # Its traceback is shown once as it comes, and once with the verdict.
+    if event == "raise":
+        assert outcome.stdout.count("Traceback") == 1
+        assert outcome.stderr.count("ArithmeticError: a fault of the program") == 1
+    time.sleep(0.1)
+    assert running(PROGRAM) == []
+
+
+def test_all_is_well():
+    outcome = launch("nothing", 0, steps=3)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    for worker in range(2):
+        assert f"[worker {worker}] step 2" in outcome.stdout

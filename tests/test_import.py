@@ -40,7 +40,10 @@ def test_every_public_name_has_one_path(name):
         assert thing.__doc__, f"{name} has no docstring"
 
 
-@pytest.mark.parametrize("module", [rx.errors, rx.experimental, rx.config, rx.parts])
+@pytest.mark.parametrize(
+    "module",
+    [rx.cluster_resolver, rx.config, rx.errors, rx.experimental, rx.parts, rx.preemption],
+)
 def test_the_names_of_submodules_exist_and_have_docstrings(module):
     names = getattr(module, "__all__", None) or [n for n in vars(module) if n[0].isupper()]
     for name in names:

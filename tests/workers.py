@@ -38,11 +38,12 @@ class Workers:
     def output(self, worker: int) -> str:
         return self.outputs[worker].read_text(errors="replace")
 
-    def wait(self, seconds: float) -> list[Ended]:
-        """Until all have ended, so long at most; those that have not are killed, without a code."""
+    def wait(self, seconds: float, but: int | None = None) -> list[Ended]:
+        """Until all (`but` one) have ended, so long at most; who has not is killed: no code."""
         deadline = time.monotonic() + seconds
         ended: dict[int, float] = {}
-        while len(ended) < len(self.processes) and time.monotonic() < deadline:
+        awaited = set(range(len(self.processes))) - {but}
+        while not awaited <= ended.keys() and time.monotonic() < deadline:
             for worker, process in enumerate(self.processes):
                 if worker not in ended and process.poll() is not None:
                     ended[worker] = time.monotonic() - self._started
@@ -103,7 +104,9 @@ def running(
             Workers(processes, outputs).kill()
 
 
-def run(arguments: Sequence[str], seconds: float = 120, **options: object) -> list[Ended]:
-    """Starts workers, and waits until they have ended."""
+def run(
+    arguments: Sequence[str], seconds: float = 120, but: int | None = None, **options: object
+) -> list[Ended]:
+    """Starts workers, and waits until they have ended, `but` one."""
     with running(arguments, **options) as group:  # type: ignore[arg-type]
-        return group.wait(seconds)
+        return group.wait(seconds, but)

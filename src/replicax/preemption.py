@@ -9,6 +9,8 @@ from typing import Any
 from replicax import cluster
 from replicax.errors import ContextError
 
+__all__ = ["requested"]
+
 _installed = False
 _received = False
 
@@ -27,7 +29,11 @@ def requested() -> bool:
     if not _installed:
         _install()
     session = cluster.session()
-    return _received if session is None else session.stop_requested()
+    if session is None:
+        return _received
+    if _received:
+        session.preempt()  # also if the signal came before the workers did
+    return session.stop_requested()
 
 
 def _install() -> None:
@@ -43,9 +49,6 @@ def _install() -> None:
         global _received
         _received = True
         signal.signal(signal.SIGTERM, previous)
-        session = cluster.session()
-        if session is not None:
-            session.preempt()
 
     signal.signal(signal.SIGTERM, on_signal)
     _installed = True

@@ -195,8 +195,7 @@ def test_somebody_who_listens_is_seen(held_port):
     assert "somebody listens" in checks[0].found
 
 
-@pytest.mark.parametrize("host", ["nowhere", "a..b"])
-def test_names_that_mean_nothing(monkeypatch, host):
+def test_names_that_mean_nothing(monkeypatch):
     known = socket.getaddrinfo
 
     def getaddrinfo(name, *rest, **options):  # name servers may take their time to say no
@@ -205,10 +204,10 @@ def test_names_that_mean_nothing(monkeypatch, host):
         return known(name, *rest, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    members = cluster(f"127.0.0.1:{free_ports(1)[0]}", f"{host}:2222")
+    members = cluster(f"127.0.0.1:{free_ports(1)[0]}", "nowhere:2222")
     checks = check_ports(members)
     assert verdicts(checks) == ["ok", "problem"]
-    assert f"{host!r} does not resolve" in checks[1].found
+    assert "'nowhere' does not resolve" in checks[1].found
     assert verdicts(check_ports(members, names_come_later=True)) == ["ok", "note"]
 
 

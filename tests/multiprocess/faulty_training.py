@@ -63,7 +63,7 @@ def main(event: str, worker: int, at_step: int, timeout_seconds: float, steps: i
             print(f"kept {weight.numpy().tolist()}", flush=True)
             raise
         print(f"step {step}", flush=True)
-        time.sleep(0.2)
+        time.sleep(0.1)
     print(f"weight {weight.numpy().tolist()}", flush=True)
 
 

@@ -354,6 +354,68 @@ def another_strategy(strategy, worker):
 
 
 @scenario
+def numbers_of_replicas(strategy, worker):
+    """Python numbers, which each worker has its own of, or all the same."""
+    own = strategy.run(lambda: (float(worker), 7, 2.5))
+    means = [float(strategy.reduce("MEAN", each, axis=None)) for each in own]
+    return {"means": means, "plain": [isinstance(each, rx.PerReplica) for each in own]}
+
+
+@scenario
+def values_made_by_hand(strategy, worker):
+    value = rx.PerReplica([np.full(2 + worker, worker + 1.0, np.float32)])
+    total = rx.function(lambda x: strategy.reduce("SUM", x, axis=0))
+    return {
+        "mean": float(strategy.reduce("MEAN", value, axis=0)),
+        "gather": np.asarray(strategy.gather(value, axis=0)).tolist(),
+        "compiled": float(total(value)),
+    }
+
+
+@scenario
+def results_that_differ(strategy, worker):
+    """Results of compiled functions have shapes that each worker knows, or believes to know."""
+    rows = 3 - worker
+    value = rx.PerReplica([jnp.ones(rows)], strategy.topology, shapes=[(rows,)] * 2)
+    return message_of(ValueError, lambda: strategy.reduce("SUM", value, axis=None))
+
+
+@scenario
+def long_lines_that_differ(strategy, worker):
+    constant = np.arange(400, dtype=np.float32)
+    constant[-1] = worker
+
+    @rx.function
+    def adding(x):
+        return strategy.run(lambda x: x + constant, args=(x,))
+
+    return message_of(rx.errors.ProgramMismatch, lambda: adding(np.float32(1.0)))
+
+
+@scenario
+def strings_and_failing_beginnings(strategy, worker):
+    words = [np.array(["a", "b"] if worker else ["long", "longer"])]
+    dataset = strategy.distribute_datasets_from_function(lambda context: words)
+    (element,) = list(dataset)
+
+    class Broken:
+        def __iter__(self):
+            if worker == 1:
+                raise OSError("no such file")
+            return iter([np.float32([1.0])])
+
+        def __len__(self):
+            return 1
+
+    kind = OSError if worker == 1 else rx.errors.InputFailed
+    broken = strategy.distribute_datasets_from_function(lambda context: Broken())
+    return {
+        "words": [str(word) for word in strategy.experimental_local_results(element)[0]],
+        "failure": message_of(kind, lambda: next(iter(broken))),
+    }
+
+
+@scenario
 def callbacks(strategy, worker):
     seen = []
 

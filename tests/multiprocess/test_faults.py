@@ -31,10 +31,18 @@ def lines_with(text: str, ended: Ended) -> list[str]:
     return [line for line in ended.output.splitlines() if text in line]
 
 
-def faults(event: str, worker: int, devices: int = 1, workers: int = 2) -> list[Ended]:
+def faults(
+    event: str,
+    worker: int,
+    devices: int = 1,
+    workers: int = 2,
+    steps: int = 8,
+    but: int | None = None,
+) -> list[Ended]:
     return run(
-        [PROGRAM, event, str(worker), str(STEP), str(TIMEOUT), "8"],
+        [PROGRAM, event, str(worker), str(STEP), str(TIMEOUT), str(steps)],
         START + 3 * TIMEOUT,
+        but,
         workers=workers,
         devices=devices,
     )
@@ -85,7 +93,7 @@ def test_all_of_four_workers_are_told():
 @pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("event", ["SIGSTOP", "loop"])
 def test_a_worker_that_is_stuck_is_named_after_the_timeout(event, worker):
-    ended = faults(event, worker)
+    ended = faults(event, worker, but=worker)
     survivor = ended[1 - worker]
     assert survivor.code == 1, survivor.output
     assert ended[worker].code is None, "it is stuck, and was killed by the test"
@@ -112,7 +120,7 @@ def test_a_slow_worker_is_waited_for(worker):
 
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_worker_that_is_told_to_stop_stops_all_at_one_step(worker):
-    ended = faults("SIGTERM", worker)
+    ended = faults("SIGTERM", worker, steps=200)
     assert [each.code for each in ended] == [0, 0], [each.output for each in ended]
     stops = [lines_with("stopped before step", each) for each in ended]
     assert len(stops[0]) == 1
@@ -124,3 +132,17 @@ def test_nothing_happens():
     for ended in faults("nothing", 0):
         assert ended.code == 0, ended.output
         assert "WorkerLost" not in ended.output
+
+
+def test_programs_that_take_long_are_no_failure():
+    for ended in run(["tests/multiprocess/patience.py"], 90):
+        assert ended.code == 0, ended.output
+        assert "both: 2.0\nlast: 2.0\n" in ended.output
+
+
+def test_a_worker_that_was_interrupted_in_a_step_does_not_go_on():
+    interrupted, other = run(["tests/multiprocess/interrupted.py"], 60)
+    assert "interrupted\nrefused: worker 0 was interrupted in" in interrupted.output
+    assert interrupted.code == 1
+    assert other.code == 1
+    assert "WorkerLost: worker 0" in other.output

@@ -18,7 +18,10 @@ ALL = [
     "tests/test_bad_input.py",
 ]
 # With more workers than cores, those that compare with one device on the whole batch.
-SOME = ["tests/collectives", "tests/integrations/test_optax.py"]
+SOME = [
+    "tests/collectives",
+    "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_whole_batch",
+]
 
 
 @pytest.mark.slow

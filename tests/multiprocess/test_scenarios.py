@@ -54,7 +54,8 @@ def test_different_collectives_are_refused_by_all(results):
     assert "worker 0 came for reduce SUM" in message
     assert "worker 1 came for gather along axis 0" in message
     message = both(results, "eager_meetings_that_differ")
-    assert "worker 0 came for reduce SUM; worker 1 came for reduce MEAN" in message
+    assert "worker 0 came for reduce SUM" in message
+    assert "worker 1 came for reduce MEAN" in message
 
 
 def test_values_of_different_shapes(results):
@@ -132,6 +133,34 @@ def test_other_strategies_in_a_worker(results):
     for each in results:
         assert each["another_strategy"]["replicas"] == 2
         assert "Use one cluster in a process" in each["another_strategy"]["other cluster"]
+
+
+def test_numbers_of_replicas_are_one_only_if_all_workers_have_it(results):
+    assert both(results, "numbers_of_replicas") == {
+        "means": [0.5, 7.0, 2.5],
+        "plain": [True, False, False],
+    }
+
+
+def test_values_made_by_hand_are_those_of_all_workers(results):
+    seen = both(results, "values_made_by_hand")
+    assert seen == {"mean": pytest.approx(8 / 5), "gather": [1, 1, 2, 2, 2], "compiled": 8.0}
+
+
+def test_values_of_known_shape_are_compared_too(results):
+    message = both(results, "results_that_differ")
+    assert "replica 0: (3,), replica 1: (2,)" in message
+
+
+def test_programs_are_shown_where_they_differ(results):
+    assert "programs differ: worker 0 has" in both(results, "long_lines_that_differ")
+
+
+def test_input_of_strings_and_input_that_fails_to_begin(results):
+    first, second = (each["strings_and_failing_beginnings"] for each in results)
+    assert (first["words"], second["words"]) == (["long", "longer"], ["a", "b"])
+    assert "The input of worker 1 failed: OSError: no such file" in first["failure"]
+    assert second["failure"] == "no such file"
 
 
 def test_programs_that_call_python(results):

@@ -143,7 +143,7 @@ def test_a_chief_and_a_worker_come_together(monkeypatch):
 
 def test_a_chief_that_cannot_be_reached():
     addresses = on_loopback(2)
-    (ended,) = start([told(1, addresses)], timeout=7)
+    (ended,) = start([told(1, addresses)], timeout=5.5)
     expected = rf"worker 1 could not reach worker 0 \({addresses[0]}\) for \d+ s: .*refused"
     assert re.match(expected, failure(ended))
     assert "replicax: worker 1 waits for worker 0" in ended.output  # said before it gives up
@@ -166,8 +166,8 @@ def test_an_address_of_another_machine():
 def test_a_worker_that_is_missing_is_named_by_all():
     addresses = on_loopback(3)
     first, second = start([told(0, addresses), told(1, addresses)], timeout=7)
-    assert f"worker 0 still waits for worker 2 ({addresses[2]})" in failure(first)
-    assert f"worker 2 ({addresses[2]})" in failure(second)
+    for each in (first, second):  # of whom one gives up first, and the other says so
+        assert f"still waits for worker 2 ({addresses[2]})" in failure(each)
     assert "replicax: worker 0 waits for worker 2" in first.output
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -44,7 +45,12 @@ class Hub:
         self._topics: dict[str, dict[int, Any]] = {}
         self._calls: dict[int, int] | None = None  # how often each has asked whether to stop
         self._stopping_for = 0
+        self._ended: list[int] = []  # in the order in which they did
+        self._sockets = {listener.fileno()}
+        # A child that was forked must not keep connections open when this process is gone.
+        os.register_at_fork(after_in_child=self._abandon)
         self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="replicax-hub", daemon=True)
         self._thread.start()
 
@@ -56,7 +62,6 @@ class Hub:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._closing = asyncio.Event()
         try:
             self._loop.run_until_complete(self._serve())
         finally:
@@ -75,7 +80,9 @@ class Hub:
 
     async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One worker, from its introduction to its end."""
-        configure(writer.get_extra_info("socket"))
+        connection = writer.get_extra_info("socket")
+        configure(connection)
+        self._sockets.add(connection.fileno())
         index: int | None = None
         try:
             hello = await asyncio.wait_for(reader.readline(), _INTRODUCTION_SECONDS)
@@ -89,7 +96,13 @@ class Hub:
         finally:
             if index is not None:
                 self._end(index, "is gone without a word: killed, crashed, or ended by os._exit")
+            self._sockets.discard(connection.fileno())
             writer.close()
+
+    def _abandon(self) -> None:
+        for descriptor in self._sockets:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def _admit(self, hello: Message, writer: asyncio.StreamWriter) -> int | None:
         """The worker's number, or None if it does not belong here, which it is told."""
@@ -137,7 +150,7 @@ class Hub:
             case "state":
                 self._tell(index, {"kind": "state", "state": self._state()})
             case "finished":
-                self._end(index, FINISHED)
+                self._end(index, FINISHED, message["number"])
             case "gone":
                 self._tell_all({"kind": "gone", "worker": index})
             case "failed":
@@ -164,18 +177,21 @@ class Hub:
     def _void(self, topic: str) -> None:
         """Tells those who wait for somebody that is not going to come."""
         values = self._topics[topic]
-        for worker, seat in self._seats.items():
-            if seat.ended is not None and worker not in values:
+        for worker in self._ended:
+            if worker not in values:
                 for waiting in values:
                     self._tell(waiting, {"kind": "void", "topic": topic, "worker": worker})
                 return
 
-    def _end(self, index: int, reason: str) -> None:
+    def _end(self, index: int, reason: str, number: int | None = None) -> None:
+        """A worker takes no part any more; if it has finished, after so many collectives."""
         seat = self._seats[index]
         if seat.ended is not None:
             return
         seat.ended = reason
-        self._tell_all({"kind": "ended", "worker": index, "reason": reason})
+        self._ended.append(index)
+        message = {"kind": "ended", "worker": index, "reason": reason, "number": number}
+        self._tell_all(message)
         for topic in list(self._topics):
             self._void(topic)
         self._decide()

@@ -38,6 +38,7 @@ class Link:
         self._state: Message | None = None
         self.ended: dict[int, str] = {}
         self.ended_at = 0.0  # when the first of them was known to have
+        self.finished_after: dict[int, int] = {}  # how many collectives
         self.heard = time.monotonic()
         self.agreed_stop = AgreedStop(self.send)
         wire.send(
@@ -173,7 +174,7 @@ class Link:
             case "void" if message["topic"] in self._wanted:
                 self._voids[message["topic"]] = message["worker"]
             case "ended":
-                self._note_end(message["worker"], message["reason"])
+                self._note_end(message["worker"], message["reason"], message["number"])
             case "gone":
                 self._gone.add(message["worker"])
             case "state":
@@ -183,7 +184,7 @@ class Link:
             case "stop":
                 self.agreed_stop.set(message["at"])
 
-    def _note_end(self, worker: int, reason: str) -> None:
+    def _note_end(self, worker: int, reason: str, number: int | None = None) -> None:
         if worker == self._members.index:
             self._heard_out = True
             return
@@ -192,6 +193,8 @@ class Link:
         if not self.ended:
             self.ended_at = time.monotonic()
         self.ended[worker] = reason
+        if number is not None:
+            self.finished_after[worker] = number
 
 
 @final

@@ -25,7 +25,7 @@ class Runner:
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.busy = False
+        self._unfinished = 0
         threading.Thread(target=self._run_all, name="replicax-programs", daemon=True).start()
 
     def run(self, program: Callable[[], Result], check: Callable[[], None]) -> Result:
@@ -40,17 +40,22 @@ class Runner:
             except BaseException as error:
                 outcome["error"] = error
             finally:
-                self.busy = False
+                self._unfinished -= 1
                 done.release()
 
         done.acquire()
-        self.busy = True
+        self._unfinished += 1
         self._work.put(work)
         while not done.acquire(timeout=_POLL_SECONDS):
             check()
         if "error" in outcome:
             raise outcome["error"]
         return outcome["result"]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a program has not come back, which may be one that nobody waits for any more."""
+        return self._unfinished > 0
 
     def _run_all(self) -> None:
         while True:

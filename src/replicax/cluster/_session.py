@@ -35,6 +35,9 @@ DEFAULT_TIMEOUT_SECONDS = 300.0
 _NEWS_SECONDS = 10.0
 _FAREWELL_SECONDS = 2.0
 _SHOWN = 300  # characters of what differs
+_LONGEST_LINE = (
+    50_000  # characters of a line of a program that are compared to show where it differs
+)
 
 _current: Session | None = None
 
@@ -87,6 +90,8 @@ class Session:
         self.progress = Progress()
         self._counters: dict[str, int] = {}
         self._failed = self._preempted = False
+        self._left_behind: str | None = None
+        self._process = os.getpid()
         starting.require_fresh_jax()
         deadline = time.monotonic() + timeout_seconds
         self._hub: Hub | None = None
@@ -97,9 +102,7 @@ class Session:
             self._hub = Hub(members, listener, coordinator)
         self._link = Link(Wire(starting.connect(members, deadline, self._say)), members)
         self._runner = Runner()
-        self._watchdog = Watchdog(
-            members, self._link, self.progress, timeout_seconds, self._on_pulse
-        )
+        self._watchdog = Watchdog(members, self._link, self.progress, timeout_seconds)
         atexit.register(self._leave)  # after JAX has registered its own end, so before that comes
         try:
             starting.join_jax(members, self._welcomed(deadline), deadline)
@@ -107,6 +110,9 @@ class Session:
                 self.run("the first collective", starting.first_collective())
         except BaseException as error:
             self._say_farewell(type(error), error, "")
+            self._watchdog.close()
+            if self._hub is not None:
+                self._hub.close()
             raise
         finally:
             if reserved is not None:
@@ -168,7 +174,7 @@ class Session:
         digests = self.meet(f"comparing {label}", [zlib.crc32(line.encode()) for line in lines])
         rows = itertools.zip_longest(*digests)
         place = next(place for place, row in enumerate(rows) if len(set(row)) > 1)
-        own = lines[place][:_SHOWN] if place < len(lines) else ""
+        own = lines[place][:_LONGEST_LINE] if place < len(lines) else ""
         return self.meet(f"showing line {place} of {label}", own)
 
     def exchange(self, topic: str, value: Any, closed: threading.Event) -> list[Any]:
@@ -190,37 +196,46 @@ class Session:
         try:
             with self.progress.together(label) as waiting:
                 return self._runner.run(program, lambda: self._watchdog.check(waiting))
-        except Exception as error:
+        except BaseException as error:
+            if self._runner.busy:  # it goes on without this worker having its results
+                self._left_behind = label
             if "gloo" not in str(error).lower() or self._link.wait_for_loss(_NEWS_SECONDS) is None:
                 raise
             self._watchdog.raise_loss(label, error)
             raise
 
     def _require_all(self, label: str) -> None:
+        if self._left_behind is not None:
+            raise WorkerLost(
+                f"{self.members.name} was interrupted in {self._left_behind}, which the other "
+                "workers may have completed: its variables need not be theirs any more, so that it "
+                f"cannot take part in {label}. Start again from what was saved."
+            )
         if self._link.ended:
             self._watchdog.raise_loss(label)
 
     # Preemption.
 
     def preempt(self) -> None:
-        """Asks all workers to stop; may be called in a signal handler, so it only takes note."""
-        self._preempted = True
+        """Asks all workers to stop."""
+        if not self._preempted:
+            self._preempted = True
+            self._link.agreed_stop.request()
 
     def stop_requested(self) -> bool:
         """Whether all workers stop at this question; see `rx.preemption.requested`."""
         with self.progress.together("asking whether to stop") as waiting:
             return self._link.agreed_stop.asked(lambda: self._watchdog.check(waiting))
 
-    def _on_pulse(self) -> None:
-        if self._preempted:
-            self._preempted = False
-            self._link.agreed_stop.request()
-
     # Coming together.
 
     def _welcomed(self, deadline: float) -> str:
         told = False
-        while (coordinator := self._link.wait_for_welcome(NOTICE_SECONDS)) is None:
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            coordinator = self._link.wait_for_welcome(min(left, NOTICE_SECONDS))
+            if coordinator is not None:
+                return coordinator
             state = self._link.state(NOTICE_SECONDS)
             absent = [0] if state is None else state["absent"]
             missing = " and ".join(self.members.describe(worker) for worker in absent)
@@ -233,12 +248,14 @@ class Session:
             if not told:
                 told = True
                 self._say(f"waits for {missing} to start")
-        return coordinator
 
     # Parting.
 
     def _on_uncaught(self, kind: Any, error: BaseException, trace: Any) -> None:
         """The program has failed: the others are told why, and are not waited for."""
+        if os.getpid() != self._process:  # a child that was forked, and is no worker
+            self._excepthook(kind, error, trace)
+            return
         places = traceback.extract_tb(trace)
         place = [entry for entry in places if is_users(entry.filename)] or places
         where = f" ({place[-1].filename}:{place[-1].lineno})" if place else ""
@@ -262,31 +279,43 @@ class Session:
 
     def _leave(self) -> None:
         """At exit. The first worker is the last to go, because JAX's service is in its process."""
-        others = set(range(self.members.count)) - {self.members.index}
-        if not self._failed and self._finish_with(others):
-            first = self.members.index == 0
-            if first:
-                self._link.wait_until_gone(others, _NEWS_SECONDS)
-            jax.distributed.shutdown()
-            self._link.send({"kind": "gone"})
-        else:
+        if os.getpid() != self._process:  # a child that was forked, and is no worker
+            _jax_compat.abandon_distributed_runtime()
+            return
+        interrupted = False
+        try:
+            self._take_leave()
+        except KeyboardInterrupt as error:
+            interrupted = True
+            self._say_farewell(KeyboardInterrupt, error, " (while it waited for others to finish)")
             _jax_compat.abandon_distributed_runtime()
         self._watchdog.close()
         if self._hub is not None:
             self._hub.close()
-        if self._runner.busy:
-            # A program waits in XLA for somebody who is lost. JAX would wait for it in turn, and
+        if self._runner.busy or interrupted:
+            # A program may wait in XLA for somebody who is lost. JAX would wait for it in turn, and
             # the thread that runs it would abort the process when the interpreter is gone.
-            self._say("ends with exit code 1: it had to leave a program behind")
+            code = 130 if interrupted else 1
+            self._say(f"ends with exit code {code}: it was interrupted, or left a program behind")
             sys.stdout.flush()
-            os._exit(1)
+            os._exit(code)
+
+    def _take_leave(self) -> None:
+        others = set(range(self.members.count)) - {self.members.index}
+        if self._failed or self._runner.busy or not self._finish_with(others):
+            _jax_compat.abandon_distributed_runtime()
+            return
+        if self.members.index == 0:
+            self._link.wait_until_gone(others, _NEWS_SECONDS)
+        jax.distributed.shutdown()
+        self._link.send({"kind": "gone"})
 
     def _finish_with(self, others: set[int]) -> bool:
         """Waits until all have finished; False if one of them is lost.
 
         They may take as long as they like, if they are alive.
         """
-        self._link.send({"kind": "finished"})
+        self._link.send({"kind": "finished", "number": self.progress.number})
         told = False
         while not self._link.wait_until_ended(others, NOTICE_SECONDS):
             state = self._link.state(NOTICE_SECONDS)
@@ -316,7 +345,12 @@ class Session:
 
 
 def _first_difference(texts: list[str]) -> list[str]:
-    """Of texts of several lines, the first lines that are not the same for all."""
+    """Of texts of several lines, the first lines that differ, from where they do."""
     rows = itertools.zip_longest(*(text.splitlines() for text in texts), fillvalue="")
-    different = next(row for row in rows if len(set(row)) > 1)
-    return [f"has {line.strip()[:_SHOWN]!r}" for line in different]
+    lines = next((row for row in rows if len(set(row)) > 1), None)
+    if lines is None:
+        return [f"has a line of more than {_LONGEST_LINE} characters that differs"] * len(texts)
+    columns = itertools.zip_longest(*lines)
+    place = next(place for place, column in enumerate(columns) if len(set(column)) > 1)
+    start = max(0, place - _SHOWN // 2)
+    return [f"has {line[start : start + _SHOWN].strip()!r}" for line in lines]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, final
 
 from replicax.cluster._link import Link
@@ -12,13 +11,12 @@ from replicax.cluster._members import Members
 from replicax.cluster._progress import Progress, Waiting
 from replicax.errors import WorkerLost
 
-_PULSE_SECONDS = 0.25
 _REPORT_SECONDS = 1.0
 # How long a collective may go on after somebody has ended, whose part in it may be done.
 _GRACE_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
 # A worker that has not reported for so long is stopped, or its machine is.
-_SILENT_SECONDS = 5.0
+_SILENT_SECONDS = 3.0
 
 
 @final
@@ -30,7 +28,6 @@ class Watchdog:
       link: The connection to the hub.
       progress: What this worker does.
       timeout_seconds: How long to wait for a worker that is alive.
-      on_pulse: Called every quarter of a second.
     """
 
     def __init__(
@@ -39,14 +36,13 @@ class Watchdog:
         link: Link,
         progress: Progress,
         timeout_seconds: float,
-        on_pulse: Callable[[], None],
     ) -> None:
         self._members = members
         self._link = link
         self._progress = progress
         self._timeout = timeout_seconds
-        self._on_pulse = on_pulse
         self._closed = threading.Event()
+        self._judged = 0.0  # when it was last found that all are at work
         threading.Thread(target=self._watch, name="replicax-watchdog", daemon=True).start()
 
     def close(self) -> None:
@@ -55,10 +51,22 @@ class Watchdog:
     def check(self, waiting: Waiting) -> None:
         """Raises `WorkerLost` if what is waited for is not going to come."""
         now = time.monotonic()
-        if self._link.ended and now - max(waiting.since, self._link.ended_at) > _GRACE_SECONDS:
+        if self._lost(waiting) and now - max(waiting.since, self._link.ended_at) > _GRACE_SECONDS:
             self.raise_loss(waiting.label)
-        if now - waiting.since > self._timeout:
-            raise WorkerLost(self._diagnosis(waiting))
+        if now - max(waiting.since, self._judged) > self._timeout:
+            diagnosis = self._diagnosis(waiting)
+            if diagnosis is not None:
+                raise WorkerLost(diagnosis)
+            self._judged = time.monotonic()
+
+    def _lost(self, waiting: Waiting) -> list[int]:
+        """Who has ended without having done its part in what is waited for."""
+        done = self._link.finished_after
+        return [
+            worker
+            for worker in list(self._link.ended)
+            if waiting.topic is not None or done.get(worker, -1) < self._progress.number
+        ]
 
     def raise_loss(self, label: str, cause: BaseException | None = None) -> None:
         """Raises `WorkerLost` for the first worker that has ended."""
@@ -69,27 +77,26 @@ class Watchdog:
         ) from cause
 
     def _watch(self) -> None:
-        reported = 0.0
-        while not self._closed.wait(_PULSE_SECONDS):
-            self._on_pulse()
-            now = time.monotonic()
-            if now - reported >= _REPORT_SECONDS:
-                reported = now
-                self._link.send({"kind": "report", "report": self._progress.report()})
+        while True:
+            self._link.send({"kind": "report", "report": self._progress.report()})
+            if self._closed.wait(_REPORT_SECONDS):
+                return
 
-    def _diagnosis(self, waiting: Waiting) -> str:
-        """Who is to blame, and what everybody does."""
+    def _diagnosis(self, waiting: Waiting) -> str | None:
+        """Who is to blame, and what everybody does; None if all are at work on the same thing."""
         state = self._link.state(_ANSWER_SECONDS)
+        if state is not None and self._culprits(waiting, state):
+            # What it knows is up to a second old: somebody may have come in the meantime.
+            time.sleep(1.5 * _REPORT_SECONDS)
+            state = self._link.state(_ANSWER_SECONDS)
+        culprits = [0] if state is None else self._culprits(waiting, state)
+        if not culprits:
+            return None
         seconds = time.monotonic() - waiting.since
-        if state is None:
-            culprits, workers = [0], []
-        else:
-            workers = state["workers"]
-            culprits = self._culprits(waiting, state)
         names = " and ".join(self._members.describe(worker) for worker in culprits)
         lines = [
             f"{self._members.name} has waited {seconds:.0f} s in {waiting.label} "
-            f"(collective {self._progress.number}) for {names or 'the other workers'}."
+            f"(collective {self._progress.number}) for {names}."
         ]
         if state is None:
             silent = time.monotonic() - self._link.heard
@@ -97,7 +104,8 @@ class Watchdog:
                 f"  {self._members.names[0]}: has not been heard of for {silent:.0f} s: it is "
                 "stopped, or its machine or the network is."
             )
-        lines += [f"  {self._describe(worker, known)}" for worker, known in enumerate(workers)]
+        else:
+            lines += [f"  {self._describe(*known)}" for known in enumerate(state["workers"])]
         lines.append(
             "If a worker may take that long, raise `timeout_seconds` of the "
             "`rx.experimental.CommunicationOptions` given to the strategy."
@@ -105,15 +113,21 @@ class Watchdog:
         return "\n".join(lines)
 
     def _culprits(self, waiting: Waiting, state: dict[str, Any]) -> list[int]:
-        others = [w for w in range(len(state["workers"])) if w != self._members.index]
-        silent = [w for w in others if state["workers"][w]["silent"] > _SILENT_SECONDS]
+        """Who is silent, has not said what is waited for, or is not in the same program."""
+        known = state["workers"]
+        others = [w for w in range(len(known)) if w != self._members.index]
+        silent = [w for w in others if known[w]["silent"] > _SILENT_SECONDS]
         if silent:
             return silent
         if waiting.topic is not None:
             return [w for w in state["missing"].get(waiting.topic, []) if w in others]
-        reports = {w: state["workers"][w]["report"] for w in others}
-        behind = [w for w in others if reports[w].get("number", 0) < self._progress.number]
-        return behind or [w for w in others if reports[w].get("waits") is None]
+        number, reports = self._progress.number, {w: known[w]["report"] for w in others}
+        return [
+            worker
+            for worker, report in reports.items()
+            if report.get("number", 0) < number
+            or (report["number"] == number and report["label"] != waiting.label)
+        ]
 
     def _describe(self, worker: int, known: dict[str, Any]) -> str:
         report, name = known["report"], self._members.names[worker]

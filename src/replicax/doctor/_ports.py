@@ -18,7 +18,6 @@ from replicax.launch import free_ports
 
 _ANSWER_SECONDS = 1.0
 _AT_ONCE = 32  # so that a hundred machines that are down do not take a hundred seconds
-_NOT_A_NAME = (OSError, UnicodeError)  # the latter for names that cannot be, such as "a..b"
 
 
 def check_ports(members: Members | None, names_come_later: bool = False) -> list[Check]:
@@ -47,7 +46,7 @@ def _own_name() -> Check:
     name = socket.gethostname()
     try:
         address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
-    except _NOT_A_NAME as error:
+    except OSError as error:
         return note(
             "own host name",
             f"{name} does not resolve: {error}",
@@ -78,7 +77,7 @@ class _Place:
 def _look_up(address: Address) -> _Place | Exception:
     try:
         return _Place(*address.resolve())
-    except _NOT_A_NAME as error:
+    except OSError as error:
         return error
 
 

@@ -63,6 +63,8 @@ def describe(
             fills.append(_itself)
         elif isinstance(leaf, (PerReplica, Mirrored)):
             home = leaf.topology or topology
+            if home is not None and isinstance(leaf, PerReplica):
+                leaf = leaf.at_home(home)
             if home is None or not _is_array(leaf):
                 return None
             array = leaf.array(home)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
@@ -24,7 +24,7 @@ class AgreeingFeed(Feed):
     shares as long as others have something; if the input of one fails, all are told.
 
     Args:
-      feed: What this worker has.
+      begin: Makes the feed of what this worker has.
       replicas: How many of the replicas are local.
       session: The connection with the others.
       topic: What the pass is called; the same on all workers.
@@ -33,13 +33,14 @@ class AgreeingFeed(Feed):
 
     def __init__(
         self,
-        feed: Feed,
+        begin: Callable[[], Feed],
         replicas: int,
         session: Session,
         topic: str,
         closed: threading.Event,
     ) -> None:
-        self._feed = feed
+        self._begin = begin
+        self._feed: Feed | None = None
         self._replicas = replicas
         self._session = session
         self._topic = topic
@@ -47,7 +48,7 @@ class AgreeingFeed(Feed):
         self._number = 0
         self._at_end = False
         self._structure: Any = None
-        self._last_state: dict[str, Any] = feed.state
+        self._last_state: dict[str, Any] = {}
 
     def step(self) -> Step:
         own, failure = self._own_step()
@@ -61,6 +62,8 @@ class AgreeingFeed(Feed):
         if not examples:
             raise StopIteration
         self._require_alike(offers)
+        if len(examples) < len(offers):
+            _require_rows(examples[0])
         if own is None:
             own = self._empty_step(examples[0])
         self._structure, self._last_state = own.structure, own.state
@@ -69,24 +72,23 @@ class AgreeingFeed(Feed):
 
     def _empty_step(self, example: dict[str, Any]) -> Step:
         """Such as that of another worker, without rows."""
-        if any(shape == [] for shapes in example["shapes"] for shape in shapes):
-            raise InvalidArgument(
-                "The input of one worker ended before that of another, and the elements are single "
-                "numbers, of which a replica cannot get none. Batch them, or give all workers as "
-                "many."
-            )
         if self._structure is None:
             self._structure = jax.tree.structure(_unpacked(example["structure"]))
         parts = [
             [np.zeros((0, *shapes[0][1:]), np.dtype(dtype))] * self._replicas
             for shapes, dtype in zip(example["shapes"], example["dtypes"], strict=True)
         ]
-        return Step(self._structure, self._replicas, None, parts, self._last_state, owned=True)
+        step = Step(self._structure, self._replicas, None, parts, self._last_state, owned=True)
+        step.read = False
+        return step
 
     def _own_step(self) -> tuple[Step | None, BaseException | None]:
         if self._at_end:  # it is not asked again: some would begin anew
             return None, None
         try:
+            if self._feed is None:
+                self._feed = self._begin()
+                self._last_state = self._feed.state
             return self._feed.step(), None
         except StopIteration:
             self._at_end = True
@@ -104,7 +106,7 @@ class AgreeingFeed(Feed):
 
     def _require_alike(self, offers: Sequence[dict[str, Any]]) -> None:
         kinds = {
-            name: f"{offer['kind']} of {', '.join(offer['dtypes'])}"
+            name: f"{offer['kind']} of {', '.join(_comparable(each) for each in offer['dtypes'])}"
             for name, offer in zip(self._session.members.names, offers, strict=True)
             if "kind" in offer
         }
@@ -120,7 +122,8 @@ class AgreeingFeed(Feed):
         return self._last_state
 
     def close(self) -> None:
-        self._feed.close()
+        if self._feed is not None:
+            self._feed.close()
 
 
 def _offer(step: Step | None, failure: BaseException | None, replicas: int) -> dict[str, Any]:
@@ -130,12 +133,27 @@ def _offer(step: Step | None, failure: BaseException | None, replicas: int) -> d
     if step is None:
         return {"replicas": replicas}
     columns = step.columns()
+    structure = _packed(jax.tree.unflatten(step.structure, range(len(columns))))
     return {
-        "kind": str(step.structure),
-        "structure": _packed(jax.tree.unflatten(step.structure, range(len(columns)))),
+        "kind": str(structure),
+        "structure": structure,
         "shapes": [[array.shape for array in column] for column in columns],
         "dtypes": [str(column[0].dtype) for column in columns],
     }
+
+
+def _require_rows(example: dict[str, Any]) -> None:
+    if any(shape == [] for shapes in example["shapes"] for shape in shapes):
+        raise InvalidArgument(
+            "The input of one worker ended before that of another, and the elements are single "
+            "numbers, of which a replica cannot get none. Batch them, or give all workers as many."
+        )
+
+
+def _comparable(dtype: str) -> str:
+    """Strings of any length are of one kind."""
+    kind = np.dtype(dtype).kind
+    return {"U": "str", "S": "bytes"}.get(kind, dtype)
 
 
 def _shapes_of(leaf: int, offers: Sequence[dict[str, Any]]) -> tuple[Shape, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, TypeVar, final
 
 import jax
 from jax.dtypes import canonicalize_dtype
@@ -26,6 +26,8 @@ from replicax.input._splitting import Workers
 from replicax.input._transfer import owned, to_devices, to_host
 from replicax.input.sources import source_of
 from replicax.topology import Topology
+
+Given = TypeVar("Given")
 
 
 def distribute(
@@ -257,9 +259,13 @@ class DistributedDataset:
         session = cluster.current()
         topic = f"{self._topic}/pass {session.number(self._topic)}"
 
+        replicas = len(self._topology.local_replicas)
+
         def begin(state: Any) -> Feed:
-            replicas = len(self._topology.local_replicas)
-            return AgreeingFeed(self._begin(state), replicas, session, topic, closed)
+            own = functools.partial(self._begin, state)
+            if state is not None:  # which may not fit
+                own = functools.partial(_given, own())
+            return AgreeingFeed(own, replicas, session, topic, closed)
 
         return begin
 
@@ -268,7 +274,7 @@ class DistributedDataset:
         self._kept = elements
 
     def _prepare(self, from_start: bool, step: Step) -> Prepared:
-        if self._spec is None and from_start:  # later ones may be partial
+        if self._spec is None and from_start and step.read:  # later ones may be partial
             self._note_spec(step)
         options = self._options
         fetch = options.experimental_fetch_to_device or options.experimental_place_dataset_on_device
@@ -282,5 +288,5 @@ class DistributedDataset:
         raise NotPicklable(f"{self!r} cannot be pickled: it is for the devices of this process.")
 
 
-def _given(producer: Producer) -> Producer:
+def _given(producer: Given) -> Given:
     return producer

@@ -27,7 +27,8 @@ class Step:
     pass stands after the step. `owned` says that the memory is nobody else's; else the source may
     use it again for the next step. `shapes` are, for each leaf, those of the arrays of all replicas
     on all workers, if there are several; `full_share` is how many rows the first of all replicas
-    has in a full step, where that is known.
+    has in a full step, where that is known. `read` says that it comes from the source, and was not
+    made for a worker that has nothing left.
     """
 
     structure: Any
@@ -38,6 +39,7 @@ class Step:
     owned: bool = False
     shapes: list[tuple[Shape, ...]] | None = None
     full_share: int | None = None
+    read: bool = True
 
     def columns(self) -> list[list[np.ndarray]]:
         """For each leaf, an array for each replica."""

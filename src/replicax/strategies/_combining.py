@@ -84,7 +84,7 @@ def as_per_replica(
     """The leaf as one component a replica; None if it is the same on all of several replicas."""
     topology = strategy.topology
     if isinstance(leaf, PerReplica):
-        return leaf
+        return leaf.at_home(topology)
     if isinstance(leaf, Variable):
         on_read = leaf.synchronization is VariableSynchronization.ON_READ
         a_copy_each = len(leaf.values) == len(topology.local_replicas)

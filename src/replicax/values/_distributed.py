@@ -165,6 +165,12 @@ class PerReplica(DistributedValues):
         self._shapes = None
         return self
 
+    def at_home(self, topology: Topology) -> PerReplica:
+        """The value as one of `topology`; one that was made by hand does not know of workers."""
+        if self._topology is None and topology.spans_processes:
+            return PerReplica(self.values, topology)
+        return self
+
     def map(
         self, function: Callable[[Any], Any], new_shape: Callable[[Shape], Shape] | None = None
     ) -> PerReplica:
@@ -232,6 +238,13 @@ class PerReplica(DistributedValues):
         if self._shapes is None and not (topology is not None and topology.spans_processes):
             return tuple(np.shape(component) for component in self.values)
         return self._shapes
+
+    def _local_kinds(self) -> list[tuple[Shape, str]]:
+        """Shape and dtype of the component of each local replica."""
+        kinds = [(np.shape(sample), _kind_of(sample)) for sample in self.samples()]
+        if len(kinds) == 1 and self._topology is not None:
+            kinds *= len(self._topology.local_replicas)
+        return kinds
 
     def samples(self) -> tuple[Any, ...]:
         """What dtypes can be read off: the local components, or one where all are alike."""
@@ -373,15 +386,20 @@ def settle_shapes(values: Sequence[PerReplica], label: str) -> None:
         return
     if _context.current().program is not None:
         return  # of which workers make sure that it is the same on all of them
-    unknown = [value for value in values if value._known_shapes() is None]
-    own = [[(np.shape(c), _kind_of(c)) for c in value.values] for value in unknown]
-    brought = cluster.current().meet(label, own)
-    for number, value in enumerate(unknown):
+    own = [value._local_kinds() for value in values]
+    brought = cluster.current().meet(f"{label} of {len(values)} value(s)", own)
+    for number, value in enumerate(values):
         parts = [part for worker in brought for part in worker[number]]
         dtypes = [dtype for _, dtype in parts]
         if len(set(dtypes)) > 1:
             raise InvalidType(f"`{label}` needs one dtype on all replicas; got {_each(dtypes)}.")
-        value._shapes = tuple(tuple(shape) for shape, _ in parts)
+        shapes = tuple(tuple(shape) for shape, _ in parts)
+        if value._known_shapes() not in (None, shapes):
+            raise ShapeMismatch(
+                f"`{label}` got values that are not the same on all workers: "
+                f"{describe_shapes(shapes)}. Give all workers the result of the same computation."
+            )
+        value._shapes = shapes
 
 
 def describe_shapes(shapes: Sequence[Shape]) -> str:

@@ -55,7 +55,7 @@ def regroup(
         return jax.tree.unflatten(structure, [wrap(row, topology) for row in rows])
     merged = [_merged_leaf(row, topology, wrap) for row in rows]
     if topology.spans_processes:
-        _wrap_numbers_that_differ(merged, topology, wrap)
+        _compare_numbers(rows, merged, topology, wrap)
     return jax.tree.unflatten(structure, merged)
 
 
@@ -74,20 +74,26 @@ def _merged_leaf(
     return wrap(row, topology)
 
 
-def _wrap_numbers_that_differ(
-    leaves: list[Any], topology: Topology, wrap: type[PerReplica] | type[Mirrored]
+def _compare_numbers(
+    rows: Sequence[Sequence[Any]],
+    merged: list[Any],
+    topology: Topology,
+    wrap: type[PerReplica] | type[Mirrored],
 ) -> None:
-    """A Python number stays one only if the replicas of the other workers have the same."""
-    numbers = [
-        index for index, leaf in enumerate(leaves) if isinstance(leaf, (bool, int, float, complex))
+    """A Python number stays one only if the replicas of all workers have it.
+
+    Which leaves are looked at is a matter of their type, so that all workers come to compare them.
+    """
+    places = [
+        index for index, row in enumerate(rows) if isinstance(row[0], (bool, int, float, complex))
     ]
-    if not numbers:
+    if not places:
         return
-    own = [repr(leaves[index]) for index in numbers]
-    everyones = cluster.current().meet("comparing the numbers of replicas", own)
-    for index, texts in zip(numbers, zip(*everyones, strict=True), strict=True):
+    own = [repr(merged[index]) for index in places]
+    everyones = cluster.current().meet(f"comparing {len(own)} numbers of replicas", own)
+    for index, texts in zip(places, zip(*everyones, strict=True), strict=True):
         if len(set(texts)) > 1:
-            leaves[index] = wrap([leaves[index]] * len(topology.local_replicas), topology)
+            merged[index] = wrap(rows[index], topology)
 
 
 def select(nest: Nest, index: int, topology: Topology) -> Nest:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import replicax as rx
 
-TIMEOUT = 2.0
+TIMEOUT = 1.5
 
 
 def main() -> None:

@@ -17,16 +17,14 @@ ALL = [
     "tests/test_context.py",
     "tests/test_bad_input.py",
 ]
-# With more workers than cores, those that compare with one device on the whole batch.
-SOME = [
-    "tests/collectives",
-    "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_whole_batch",
-]
+# With more workers than cores it takes long: those that compare with one device on the whole batch.
+TRAINING = "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_whole_batch"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "devices", "tests"), [(2, 1, ALL), (2, 2, ALL), (4, 1, SOME), (4, 2, SOME)]
+    ("workers", "devices", "tests"),
+    [(2, 1, ALL), (2, 2, ALL), (4, 1, [TRAINING]), (4, 2, [TRAINING])],
 )
 def test_the_same_tests_pass_among_workers(workers, devices, tests):
     arguments = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]
@@ -39,4 +37,4 @@ def test_the_same_tests_pass_among_workers(workers, devices, tests):
         assert "skipped" not in summary[0]
         passed.add(int(summary[1]))
     assert len(passed) == 1, "they did not run the same tests"
-    assert passed.pop() > 50
+    assert passed.pop() >= 6

@@ -19,8 +19,8 @@ class Runner:
     """Runs programs that need other workers in a thread of its own, one at a time.
 
     XLA waits for them in C++, where no exception and no signal reaches the one who called. This
-    way the program's own thread can be told that somebody is lost, and Ctrl-C works. It costs 0.1 ms
-    a program.
+    way the program's own thread can be told that somebody is lost, and Ctrl-C works. It costs 0.1
+    ms a program.
     """
 
     def __init__(self) -> None:

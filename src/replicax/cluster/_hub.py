@@ -44,7 +44,6 @@ class Hub:
         self._seats: dict[int, _Seat] = {}
         self._topics: dict[str, dict[int, Any]] = {}
         self._calls: dict[int, int] | None = None  # how often each has asked whether to stop
-        self._stopping_for = 0
         self._ended: list[int] = []  # in the order in which they did
         self._sockets = {listener.fileno()}
         # A child that was forked must not keep connections open when this process is gone.
@@ -157,7 +156,7 @@ class Hub:
                 self._end(index, message["reason"])
             case "preempted":
                 if self._calls is None:
-                    self._calls, self._stopping_for = {}, index
+                    self._calls = {}
                     self._tell_all({"kind": "deciding"})
             case "calls":
                 if self._calls is not None:
@@ -200,9 +199,7 @@ class Hub:
         """At which of their questions all stop: the first that nobody has had an answer to."""
         here = {worker for worker, seat in self._seats.items() if seat.ended is None}
         if self._calls is not None and here and here <= self._calls.keys():
-            self._tell_all(
-                {"kind": "stop", "at": max(self._calls.values()) + 1, "for": self._stopping_for}
-            )
+            self._tell_all({"kind": "stop", "at": max(self._calls.values()) + 1})
 
     def _state(self) -> Message:
         now = time.monotonic()

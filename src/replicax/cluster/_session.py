@@ -201,8 +201,7 @@ class Session:
                 self._left_behind = label
             if "gloo" not in str(error).lower() or self._link.wait_for_loss(_NEWS_SECONDS) is None:
                 raise
-            self._watchdog.raise_loss(label, error)
-            raise
+            self._watchdog.raise_loss(label, list(self._link.ended), error)
 
     def _require_all(self, label: str) -> None:
         if self._left_behind is not None:
@@ -212,7 +211,7 @@ class Session:
                 f"cannot take part in {label}. Start again from what was saved."
             )
         if self._link.ended:
-            self._watchdog.raise_loss(label)
+            self._watchdog.raise_loss(label, list(self._link.ended))
 
     # Preemption.
 

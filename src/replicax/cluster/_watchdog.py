@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, final
+from collections.abc import Sequence
+from typing import Any, NoReturn, final
 
 from replicax.cluster._link import Link
 from replicax.cluster._members import Members
 from replicax.cluster._progress import Progress, Waiting
+from replicax.cluster._wire import FINISHED
 from replicax.errors import WorkerLost
 
 _REPORT_SECONDS = 1.0
@@ -51,8 +53,9 @@ class Watchdog:
     def check(self, waiting: Waiting) -> None:
         """Raises `WorkerLost` if what is waited for is not going to come."""
         now = time.monotonic()
-        if self._lost(waiting) and now - max(waiting.since, self._link.ended_at) > _GRACE_SECONDS:
-            self.raise_loss(waiting.label)
+        lost = self._lost(waiting)
+        if lost and now - max(waiting.since, self._link.ended_at) > _GRACE_SECONDS:
+            self.raise_loss(waiting.label, lost)
         if now - max(waiting.since, self._judged) > self._timeout:
             diagnosis = self._diagnosis(waiting)
             if diagnosis is not None:
@@ -68,9 +71,12 @@ class Watchdog:
             if waiting.topic is not None or done.get(worker, -1) < self._progress.number
         ]
 
-    def raise_loss(self, label: str, cause: BaseException | None = None) -> None:
-        """Raises `WorkerLost` for the first worker that has ended."""
-        worker = next(iter(self._link.ended))
+    def raise_loss(
+        self, label: str, workers: Sequence[int], cause: BaseException | None = None
+    ) -> NoReturn:
+        """Raises `WorkerLost` for the first of these, those that have finished last."""
+        ended = self._link.ended
+        worker = next((each for each in workers if ended[each] != FINISHED), workers[0])
         raise WorkerLost(
             f"{self._link.explain(worker)} {self._members.name} needs it for {label} (collective "
             f"{self._progress.number})."

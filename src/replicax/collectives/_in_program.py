@@ -39,9 +39,7 @@ class InProgram(Collectives):
             array.astype(options.wire_dtype(dtype))
             for array, dtype in zip(arrays, dtypes, strict=True)
         ]
-        sizes = PackSizes.of(self._topology)
-        if options.bytes_per_pack:
-            sizes = PackSizes(options.bytes_per_pack, options.bytes_per_pack)
+        sizes = PackSizes.of(self._topology, options.bytes_per_pack)
         sums = in_packs(lambda array: jax.lax.psum(array, REPLICA_AXIS), narrow, sizes)
         scale = self._topology.num_replicas if op is ReduceOp.MEAN else 1
         return [

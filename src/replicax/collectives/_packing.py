@@ -21,8 +21,10 @@ class PackSizes:
     pack: int
 
     @classmethod
-    def of(cls, topology: Topology) -> PackSizes:
-        """Those that are fastest for replicas over `topology`."""
+    def of(cls, topology: Topology, bytes_per_pack: int) -> PackSizes:
+        """Those that are asked for; 0: those that are fastest for replicas over `topology`."""
+        if bytes_per_pack:
+            return cls(bytes_per_pack, bytes_per_pack)
         return _BETWEEN_PROCESSES if topology.spans_processes else _WITHIN_A_PROCESS
 
 

@@ -26,9 +26,18 @@ class CentralStorageStrategy(Strategy):
         compute_devices: Sequence[DeviceLike] | None = None,
         parameter_device: DeviceLike | None = None,
     ) -> None:
-        topology = Topology.of(best_devices() if compute_devices is None else compute_devices)
-        if parameter_device is None:
-            alone = topology.num_replicas == 1
-            parameter_device = topology.local_devices[0] if alone else "CPU:0"
-        placement = ParameterDevicePlacement(resolve_device(parameter_device))
-        super().__init__(StrategyExtended(self, topology=topology, placement=placement))
+        super().__init__(central_storage(self, compute_devices, parameter_device))
+
+
+def central_storage(
+    strategy: Strategy,
+    compute_devices: Sequence[DeviceLike] | None,
+    parameter_device: DeviceLike | None,
+) -> StrategyExtended:
+    """The parts of a strategy with one replica a device, and variables on one device."""
+    topology = Topology.of(best_devices() if compute_devices is None else compute_devices)
+    if parameter_device is None:
+        alone = topology.num_replicas == 1
+        parameter_device = topology.local_devices[0] if alone else "CPU:0"
+    placement = ParameterDevicePlacement(resolve_device(parameter_device))
+    return StrategyExtended(strategy, topology=topology, placement=placement)

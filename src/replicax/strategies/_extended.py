@@ -14,6 +14,7 @@ from replicax import _context, _nest, cluster
 from replicax._context import Frame, Kind
 from replicax._enums import ReduceOp
 from replicax._typing import DeviceLike, Nest
+from replicax.cluster import ClusterResolver
 from replicax.collectives import (
     AcrossArrays,
     CollectiveHints,
@@ -69,6 +70,7 @@ class StrategyExtended:
       placement: Which variables are made, and where; mirrored ones unless said otherwise.
       executor: How functions are run on the replicas.
       communication_options: How values are combined where a call does not say.
+      cluster_resolver: Who takes part, where several processes do.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class StrategyExtended:
         placement: VariablePlacement | None = None,
         executor: Executor | None = None,
         communication_options: CommunicationOptions | None = None,
+        cluster_resolver: ClusterResolver | None = None,
     ) -> None:
         if topology.logical_devices_per_replica > 1:
             raise InvalidArgument(
@@ -91,6 +94,7 @@ class StrategyExtended:
         self._executor = EagerExecutor() if executor is None else executor
         self._collectives = AcrossArrays(topology)
         self._communication_options = communication_options or CommunicationOptions()
+        self._cluster_resolver = cluster_resolver
 
     # The parts.
 
@@ -113,6 +117,11 @@ class StrategyExtended:
     def communication_options(self) -> CommunicationOptions:
         """How values are combined where a call does not say."""
         return self._communication_options
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """Who takes part; None for a strategy of one process."""
+        return self._cluster_resolver
 
     # Facts.
 

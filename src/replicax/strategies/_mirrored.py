@@ -25,5 +25,10 @@ class MirroredStrategy(Strategy):
     """
 
     def __init__(self, devices: Sequence[DeviceLike] | None = None) -> None:
-        topology = Topology.of(best_devices() if devices is None else devices)
-        super().__init__(StrategyExtended(self, topology=topology, placement=MirroredPlacement()))
+        super().__init__(mirrored(self, devices))
+
+
+def mirrored(strategy: Strategy, devices: Sequence[DeviceLike] | None) -> StrategyExtended:
+    """The parts of a strategy with one replica a device."""
+    topology = Topology.of(best_devices() if devices is None else devices)
+    return StrategyExtended(strategy, topology=topology, placement=MirroredPlacement())

@@ -40,36 +40,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
     ) -> None:
-        resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
-        if not isinstance(resolver, ClusterResolver):
-            raise InvalidType(
-                "`cluster_resolver` has to be one of `rx.cluster_resolver`; got "
-                f"{cluster_resolver!r}."
-            )
-        options = communication_options or CommunicationOptions()
-        if not isinstance(options, CommunicationOptions):
-            raise InvalidType(
-                "`communication_options` has to be an `rx.experimental.CommunicationOptions`; got "
-                f"{communication_options!r}."
-            )
-        members = Members.of(resolver)
-        if members is not None:
-            cluster.join(members, options.timeout_seconds)
-        self._cluster_resolver = resolver
-        topology = Topology.of(best_devices() if members is None else jax.devices())
-        super().__init__(
-            StrategyExtended(
-                self,
-                topology=topology,
-                placement=MirroredPlacement(),
-                communication_options=options,
-            )
-        )
-
-    @property
-    def cluster_resolver(self) -> ClusterResolver:
-        """Knows who takes part."""
-        return self._cluster_resolver
+        super().__init__(multi_worker(self, cluster_resolver, communication_options))
 
 
 @final
@@ -87,3 +58,32 @@ class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
         cluster_resolver: ClusterResolver | None = None,
     ) -> None:
         super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
+
+
+def multi_worker(
+    strategy: Strategy,
+    cluster_resolver: ClusterResolver | None,
+    communication_options: CommunicationOptions | None,
+) -> StrategyExtended:
+    """The parts of a strategy of several workers, who come together here."""
+    resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
+    if not isinstance(resolver, ClusterResolver):
+        raise InvalidType(
+            f"`cluster_resolver` has to be one of `rx.cluster_resolver`; got {cluster_resolver!r}."
+        )
+    options = communication_options or CommunicationOptions()
+    if not isinstance(options, CommunicationOptions):
+        raise InvalidType(
+            "`communication_options` has to be an `rx.experimental.CommunicationOptions`; got "
+            f"{communication_options!r}."
+        )
+    members = Members.of(resolver)
+    if members is not None:
+        cluster.join(members, options.timeout_seconds)
+    return StrategyExtended(
+        strategy,
+        topology=Topology.of(best_devices() if members is None else jax.devices()),
+        placement=MirroredPlacement(),
+        communication_options=options,
+        cluster_resolver=resolver,
+    )

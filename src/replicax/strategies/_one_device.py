@@ -23,6 +23,10 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: DeviceLike) -> None:
-        super().__init__(
-            StrategyExtended(self, topology=Topology.of([device]), placement=OneDevicePlacement())
-        )
+        super().__init__(one_device(self, device))
+
+
+def one_device(strategy: Strategy, device: DeviceLike) -> StrategyExtended:
+    """The parts of a strategy on one device."""
+    topology = Topology.of([device])
+    return StrategyExtended(strategy, topology=topology, placement=OneDevicePlacement())

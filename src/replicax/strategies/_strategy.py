@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import grain
 
     from replicax._typing import StrategyLike
+    from replicax.cluster import ClusterResolver
     from replicax.collectives import Collectives
     from replicax.strategies._extended import StrategyExtended
     from replicax.topology import Topology
@@ -92,9 +93,9 @@ class Strategy:
         return self._extended
 
     @property
-    def cluster_resolver(self) -> Any:
+    def cluster_resolver(self) -> ClusterResolver | None:
         """Who takes part; None for a strategy of one process."""
-        return None
+        return self._extended.cluster_resolver
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -3,7 +3,7 @@
 Write a training step once; a strategy decides on which devices and in how many replicas it runs.
 """
 
-from replicax import cluster_resolver, config, errors, experimental, parts, preemption
+from replicax import cluster_resolver, compat, config, errors, experimental, parts, preemption
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.cluster import ClusterSpec
 from replicax.execution import ReplicaContext, function
@@ -63,6 +63,7 @@ __all__ = [
     "VariableSynchronization",
     "__version__",
     "cluster_resolver",
+    "compat",
     "config",
     "errors",
     "experimental",

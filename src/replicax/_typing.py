@@ -72,6 +72,10 @@ class ProgramLike(Protocol):
         """The next element of an iterator, as the program sees it."""
         ...
 
+    def hand_out(self, value: Nest, receive: Callable[[Nest], None]) -> None:
+        """Brings a value out of the part that every replica runs, where `receive` gets it."""
+        ...
+
     def loop(self) -> NoReturn:
         """Says that the function goes through a dataset, in as many steps as that has."""
         ...
@@ -99,6 +103,10 @@ class Replica(Protocol):
         subjects: Sequence[Any] = (),
     ) -> Nest:
         """Meets the other replicas, and calls `fn` once in cross-replica context."""
+        ...
+
+    def merge_call(self, fn: Callable[..., Nest], args: Sequence[Nest]) -> Nest:
+        """The same, for values that may be anything."""
         ...
 
     def aggregate(self, variable: Variable, value: jax.Array) -> jax.Array:

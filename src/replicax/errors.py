@@ -7,6 +7,7 @@ of the reference API would catch, so `except ValueError` goes on working.
      ├─ ContextError          (RuntimeError)           wrong kind of context
      ├─ CollectiveMismatch    (RuntimeError)           replicas disagree on what to do together
      ├─ InconsistentTracing   (RuntimeError)           a function differed when traced again
+     ├─ NotInitialized        (RuntimeError)           an iterator of v1 before `initialize()`
      ├─ ClusterError          (ValueError)             a cluster that is described wrongly
      ├─ StartFailed           (RuntimeError)           workers did not come together
      ├─ WorkerLost            (RuntimeError)           another worker died, failed, left or is stuck
@@ -40,6 +41,10 @@ class CollectiveMismatch(ReplicaxError, RuntimeError):
 
 class InconsistentTracing(ReplicaxError, RuntimeError):
     """A function did something else when it was traced a second time."""
+
+
+class NotInitialized(ReplicaxError, RuntimeError):
+    """An iterator that has to be initialized first was asked for an element."""
 
 
 class ClusterError(ReplicaxError, ValueError):

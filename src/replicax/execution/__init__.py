@@ -10,17 +10,20 @@ from replicax.execution._function import (
     function,
     run_functions_eagerly,
 )
+from replicax.execution._pulling import Element, NotOneProgram
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 
 __all__ = [
     "CompiledRuns",
     "DirectExecutor",
     "EagerExecutor",
+    "Element",
     "Executor",
     "Function",
     "FunctionOfInstance",
     "Meeting",
     "Merger",
+    "NotOneProgram",
     "ReplicaContext",
     "function",
     "require_call",

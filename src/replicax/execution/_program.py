@@ -107,6 +107,9 @@ class _Level:
             "on."
         )
 
+    def hand_out(self, value: Nest, receive: Callable[[Nest], None]) -> None:
+        receive(value)
+
     def loop(self) -> NoReturn:
         raise ContextError(
             "A distributed dataset was iterated over in a function given to `run` or "
@@ -177,6 +180,11 @@ class _InnerLevel(_Level, Merger):
         self._strategy = strategy
         self._collectives = InProgram(strategy.topology)
         self._cross_replica = replace(frame, program=self)
+        self.handed_out: list[tuple[Nest, Callable[[Nest], None]]] = []
+
+    def hand_out(self, value: Nest, receive: Callable[[Nest], None]) -> None:
+        """The value becomes one more result of the `run`."""
+        self.handed_out.append((select(value, 0, self._strategy.topology), receive))
 
     @property
     def collectives(self) -> Collectives | None:
@@ -254,7 +262,8 @@ class _ShardedExecutor(Executor):
             inner.append(inner_level)
             with _context.entered(inner_level.replica_frame(frame)):
                 body_args, body_kwargs = inputs.rebuild(operands)
-                arrays = outputs.take(fn(*body_args, **body_kwargs))
+                result = fn(*body_args, **body_kwargs)
+                arrays = outputs.take((result, [value for value, _ in inner_level.handed_out]))
             new_states = [
                 _row(variable, refs[variable][...]) for variable in written if refs is not None
             ]
@@ -280,7 +289,11 @@ class _ShardedExecutor(Executor):
             level.touched.written.update(level.plan.runs[number].written)
         for variable, array in zip(written, new_states, strict=True):
             variable.set_state(variable.wrap_state(array, topology, inside=False))
-        return outputs.rebuild(arrays, topology)
+        result, handed_out = outputs.rebuild(arrays, topology)
+        with _context.entered(frame):
+            for value, (_, receive) in zip(handed_out, inner[-1].handed_out, strict=True):
+                receive(value)
+        return result
 
 
 @final

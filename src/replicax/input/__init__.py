@@ -11,7 +11,7 @@ from replicax.input._dataset import (
     distribute,
     distribute_from_function,
 )
-from replicax.input._iterator import DistributedIterator, Optional
+from replicax.input._iterator import DistributedIterator, InitializableIterator, Optional
 from replicax.input._options import InputContext, InputOptions
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ __all__ = [
     "AutoShardPolicy",
     "DistributedDataset",
     "DistributedIterator",
+    "InitializableIterator",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",

@@ -11,7 +11,13 @@ from jax.extend.core import get_opaque_trace_state
 from replicax import _context
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
-from replicax.errors import ContextError, InvalidArgument, NotPicklable
+from replicax.errors import (
+    ContextError,
+    InvalidArgument,
+    NotInitialized,
+    NotPicklable,
+    ReplicaxError,
+)
 from replicax.input._elements import Elements
 from replicax.input._source import fields_of
 
@@ -29,7 +35,6 @@ class Passes(Protocol):
         ...
 
 
-@final
 class DistributedIterator:
     """One pass over a `DistributedDataset`, prepared ahead in the background.
 
@@ -127,7 +132,7 @@ class DistributedIterator:
     def _started(self) -> Elements:
         """Begun when it is first needed, so that `set_state` right after `iter` reads nothing."""
         if self._closed:
-            raise InvalidArgument(f"{self!r} has been closed. Make a new one: `iter(dataset)`.")
+            raise self._refusal()
         elements = self._elements
         if elements is None:
             self._elements = elements = self._dataset.start(self._steps, self._feed_state)
@@ -135,13 +140,57 @@ class DistributedIterator:
                 elements.close()
         return elements
 
+    def _refusal(self) -> ReplicaxError:
+        return InvalidArgument(f"{self!r} has been closed. Make a new one: `iter(dataset)`.")
+
     def __repr__(self) -> str:
-        return f"<DistributedIterator after {self._steps} step(s) of {self._dataset!r}>"
+        return f"<{type(self).__name__} after {self._steps} step(s) of {self._dataset!r}>"
 
     def __reduce__(self) -> NoReturn:
         raise NotPicklable(
             f"{self!r} cannot be pickled. Pickle `iterator.get_state()`, and give it to "
             "`set_state` of a new iterator."
+        )
+
+
+@final
+class InitializableIterator(DistributedIterator):
+    """An iterator that begins, and begins again, when it is told to: that of `rx.compat.v1`.
+
+    >>> import replicax as rx
+    >>> strategy = rx.compat.v1.OneDeviceStrategy("CPU:0")
+    >>> iterator = strategy.make_dataset_iterator([[1, 2], [3, 4]])
+    >>> operations = iterator.initialize()
+    >>> print(iterator.get_next(), iterator.get_next())
+    [1 2] [3 4]
+    >>> operations = iterator.initialize()
+    >>> print(iterator.get_next())
+    [1 2]
+    >>> iterator.close()
+    """
+
+    def __init__(self, dataset: Passes) -> None:
+        super().__init__(dataset)
+        self.close()
+
+    def initialize(self) -> list[Any]:
+        """Goes to the beginning of a new pass.
+
+        Returns:
+          The operations that a session would have to run: none.
+        """
+        self.set_state({"steps": 0, "feed": None})
+        return []
+
+    @property
+    def initializer(self) -> list[Any]:
+        """The same as `initialize()`, by its other name."""
+        return self.initialize()
+
+    def _refusal(self) -> ReplicaxError:
+        return NotInitialized(
+            f"{self!r} has to be initialized before its first element is taken. Call "
+            "`iterator.initialize()`, and again for every further pass."
         )
 
 

@@ -1,6 +1,7 @@
 """Strategies: which parts make which way to distribute."""
 
-from replicax.strategies._central_storage import CentralStorageStrategy
+from replicax.strategies._central_storage import CentralStorageStrategy, central_storage
+from replicax.strategies._combining import Axis
 from replicax.strategies._current import (
     experimental_set_strategy,
     get_replica_context,
@@ -9,27 +10,35 @@ from replicax.strategies._current import (
     in_cross_replica_context,
 )
 from replicax.strategies._extended import StrategyExtended
-from replicax.strategies._mirrored import MirroredStrategy
+from replicax.strategies._mirrored import MirroredStrategy, mirrored
 from replicax.strategies._multi_worker import (
     ExperimentalMultiWorkerMirroredStrategy,
     MultiWorkerMirroredStrategy,
+    multi_worker,
 )
-from replicax.strategies._one_device import OneDeviceStrategy
+from replicax.strategies._one_device import OneDeviceStrategy, one_device
+from replicax.strategies._steps import MultiStepContext
 from replicax.strategies._strategy import RunOptions, Strategy, ValueContext
 
 __all__ = [
+    "Axis",
     "CentralStorageStrategy",
     "ExperimentalMultiWorkerMirroredStrategy",
     "MirroredStrategy",
+    "MultiStepContext",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "RunOptions",
     "Strategy",
     "StrategyExtended",
     "ValueContext",
+    "central_storage",
     "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "mirrored",
+    "multi_worker",
+    "one_device",
 ]

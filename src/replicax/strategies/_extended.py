@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from replicax import _context, _nest, cluster
 from replicax._context import Frame, Kind
+from replicax._deprecation import deprecated
 from replicax._enums import ReduceOp
 from replicax._typing import DeviceLike, Nest
 from replicax.cluster import ClusterResolver
@@ -30,7 +31,9 @@ from replicax.execution import (
     FunctionOfInstance,
     require_call,
 )
+from replicax.input import from_tensor_slices
 from replicax.strategies._combining import leaf_array, reducible
+from replicax.strategies._steps import MultiStepContext, StepRunner
 from replicax.topology import Topology, resolve_devices
 from replicax.values import (
     Component,
@@ -44,6 +47,9 @@ from replicax.values import (
 from replicax.variables import MirroredPlacement, Variable, VariablePlacement, all_or_nothing
 
 if TYPE_CHECKING:
+    import grain
+
+    from replicax.input import DistributedIterator
     from replicax.strategies._strategy import Strategy
 
 Hints = CommunicationOptions | CollectiveHints | None
@@ -95,6 +101,7 @@ class StrategyExtended:
         self._collectives = AcrossArrays(topology)
         self._communication_options = communication_options or CommunicationOptions()
         self._cluster_resolver = cluster_resolver
+        self._steps = StepRunner(container_strategy)
 
     # The parts.
 
@@ -174,6 +181,33 @@ class StrategyExtended:
     ) -> Nest:
         """Calls `fn` once on every replica; the same as `Strategy.run`."""
         return self.execute("call_for_each_replica", fn, args, kwargs)
+
+    @deprecated("Use `strategy.run`, in a loop or in an `rx.function`.")
+    def experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[..., Any],
+        iterator: DistributedIterator,
+        iterations: int = 1,
+        initial_loop_values: Mapping[str, Nest] | None = None,
+    ) -> MultiStepContext:
+        """Calls `fn(context, inputs)` for the next elements of an iterator, one after another.
+
+        Given an `rx.function`, the steps are one program: a `lax.scan` over the elements, which are
+        all on the devices at the same time. Where the replicas' shapes differ, they are run one by
+        one.
+
+        Args:
+          fn: Runs in cross-replica context, and calls `strategy.run` by itself. `context` is a
+            `MultiStepContext`, for what it has to say.
+          iterator: Over a distributed dataset.
+          iterations: How many steps.
+          initial_loop_values: For the names of outputs, what they are as long as no step has set
+            them.
+
+        Returns:
+          The context of the last step.
+        """
+        return self._steps.run(fn, iterator, iterations, initial_loop_values)
 
     def execute(
         self,
@@ -309,6 +343,20 @@ class StrategyExtended:
             f"Destinations are a variable, a distributed value, a device or several; got "
             f"{destinations!r}."
         )
+
+    # Input.
+
+    @deprecated("Use `rx.from_tensor_slices(arrays)`.")
+    def experimental_make_numpy_dataset(
+        self, numpy_input: Nest, session: None = None
+    ) -> grain.MapDataset:
+        """A Grain dataset of the rows of a nest of arrays; `rx.from_tensor_slices` is the same."""
+        if session is not None:
+            raise InvalidArgument(
+                f"`session` has to be None; got {session!r}. There are no sessions on JAX: what is "
+                "called has been run when it returns."
+            )
+        return from_tensor_slices(numpy_input)
 
     # Variables.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,7 +20,6 @@ from replicax.input import (
     InputOptions,
     distribute,
     distribute_from_function,
-    from_tensor_slices,
 )
 from replicax.strategies._combining import Axis, gather_nest, reduce_nest
 from replicax.values import DistributedValues, place, regroup, require_home
@@ -184,16 +182,17 @@ class Strategy:
 
     def experimental_local_results(self, value: Nest) -> tuple[Any, ...]:
         """The components of this process's replicas; of a plain value, a tuple with just it."""
+        distributed = isinstance(value, (DistributedValues, Variable))
+        if not distributed and (value is None or _nest.is_leaf(value)):
+            return (value,)
         if self.topology.spans_processes and _context.current().program is not None:
             raise ContextError(
                 "`experimental_local_results` was called in an `rx.function`, which is one program "
                 "for all workers, and what is local differs between them. Return the value, and "
                 "take it apart outside; or use `strategy.gather`."
             )
-        if isinstance(value, (DistributedValues, Variable)):
+        if distributed:
             return value.values
-        if value is None or _nest.is_leaf(value):
-            return (value,)
 
         def component(leaf: Any, index: int) -> Any:
             if not isinstance(leaf, (DistributedValues, Variable)):
@@ -264,13 +263,7 @@ class Strategy:
 
     def experimental_make_numpy_dataset(self, numpy_input: Nest) -> grain.MapDataset:
         """A Grain dataset of the rows of a nest of arrays; `rx.from_tensor_slices` is the same."""
-        warnings.warn(
-            "`experimental_make_numpy_dataset` is deprecated, here as in the reference. Use "
-            "`rx.from_tensor_slices(arrays)`.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return from_tensor_slices(numpy_input)
+        return self._extended.experimental_make_numpy_dataset(numpy_input)
 
     def experimental_assign_to_logical_device(
         self, tensor: Any, logical_device_id: int

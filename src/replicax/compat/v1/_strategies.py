@@ -1,0 +1,74 @@
+"""The strategies of v1, made of the same parts as the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from replicax._typing import DeviceLike
+from replicax.cluster import ClusterResolver
+from replicax.collectives import CommunicationImplementation, CommunicationOptions
+from replicax.compat.v1._strategy import Strategy
+from replicax.strategies import central_storage, mirrored, multi_worker, one_device
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """Everything on one device.
+
+    >>> import replicax as rx
+    >>> strategy = rx.compat.v1.OneDeviceStrategy(device="/cpu:0")
+    >>> sum(strategy.run(lambda x: x * 2, args=(i,)) for i in range(10))
+    90
+    """
+
+    def __init__(self, device: DeviceLike) -> None:
+        super().__init__(one_device(self, device))
+
+
+@final
+class MirroredStrategy(Strategy):
+    """One replica a device, with a copy of every variable on each, kept equal."""
+
+    def __init__(self, devices: Sequence[DeviceLike] | None = None) -> None:
+        super().__init__(mirrored(self, devices))
+
+    def _session_settings(self) -> Mapping[str, Any]:
+        return {"isolate_session_state": True}
+
+
+@final
+class CentralStorageStrategy(Strategy):
+    """One replica a device; every variable has one copy, on the parameter device."""
+
+    def __init__(
+        self,
+        compute_devices: Sequence[DeviceLike] | None = None,
+        parameter_device: DeviceLike | None = None,
+    ) -> None:
+        super().__init__(central_storage(self, compute_devices, parameter_device))
+
+    def _session_settings(self) -> Mapping[str, Any]:
+        return {"isolate_session_state": False}
+
+
+@final
+class MultiWorkerMirroredStrategy(Strategy):
+    """One replica on each device of every worker, with equal copies of all variables."""
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        options = CommunicationOptions(implementation=communication)
+        super().__init__(multi_worker(self, cluster_resolver, options))
+
+    def _session_settings(self) -> Mapping[str, Any]:
+        resolver = self.cluster_resolver
+        if resolver is None or not self.topology.spans_processes:
+            return {}
+        return {
+            "device_filters": [f"/job:{resolver.task_type}/task:{resolver.task_id}"],
+            "experimental": {"collective_group_leader": "/job:worker/replica:0/task:0"},
+        }

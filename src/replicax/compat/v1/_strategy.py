@@ -1,0 +1,103 @@
+"""What all strategies of v1 have besides."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from replicax import strategies
+from replicax._deprecation import deprecated
+from replicax._enums import InputReplicationMode, ReduceOp
+from replicax._typing import Nest
+from replicax.errors import InvalidType
+from replicax.execution import require_call
+from replicax.input import (
+    DistributedIterator,
+    InitializableIterator,
+    InputContext,
+    InputOptions,
+)
+
+if TYPE_CHECKING:
+    import grain
+
+    from replicax.strategies import Axis
+
+
+class Strategy(strategies.Strategy):
+    """A strategy with the methods that it has in v1.
+
+    >>> import replicax as rx
+    >>> strategy = rx.compat.v1.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> iterator = strategy.make_dataset_iterator([[1, 2, 3, 4]])
+    >>> operations = iterator.initialize()
+    >>> doubled = strategy.experimental_run(lambda x: x * 2, iterator)
+    >>> strategy.reduce("SUM", doubled)
+    Array([ 8, 12], dtype=int32)
+    >>> iterator.close()
+    """
+
+    @deprecated("Use `strategy.run(fn, args=(next(iterator),))`.")
+    def experimental_run(
+        self, fn: Callable[..., Any], input_iterator: DistributedIterator | None = None
+    ) -> Nest:
+        """`run`, with the next element of an iterator for an argument, if there is one."""
+        require_call("experimental_run", fn, ())
+        args = () if input_iterator is None else (input_iterator.get_next(),)
+        return self.run(fn, args)
+
+    @deprecated("Use `iter(strategy.experimental_distribute_dataset(dataset))`.")
+    def make_dataset_iterator(self, dataset: Any) -> InitializableIterator:
+        """An iterator over a dataset of global batches; has to be initialized."""
+        return InitializableIterator(self.experimental_distribute_dataset(dataset))
+
+    @deprecated("Use `iter(strategy.distribute_datasets_from_function(dataset_fn))`.")
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> InitializableIterator:
+        """An iterator over datasets of the replicas' batches; has to be initialized."""
+        options = InputOptions(experimental_replication_mode=replication_mode)
+        return InitializableIterator(self.distribute_datasets_from_function(input_fn, options))
+
+    def experimental_make_numpy_dataset(
+        self, numpy_input: Nest, session: None = None
+    ) -> grain.MapDataset:
+        """A Grain dataset of the rows of a nest of arrays; `rx.from_tensor_slices` is the same."""
+        return self.extended.experimental_make_numpy_dataset(numpy_input, session)
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: Axis = None) -> Nest:
+        """Combines a per-replica value, or a nest of them, into plain arrays.
+
+        Args:
+          reduce_op: SUM or MEAN.
+          value: What `run` returned.
+          axis: A dimension to combine over as well; None for the replicas only.
+        """
+        return super().reduce(reduce_op, value, axis)
+
+    @deprecated("Leave it out: there are no sessions on JAX to configure.")
+    def update_config_proto(self, config_proto: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of a session's configuration, with what this strategy adds to it there.
+
+        Nothing here reads it. The argument is a mapping of the fields of a `ConfigProto`.
+        """
+        if not isinstance(config_proto, Mapping):
+            raise InvalidType(
+                "`config_proto` has to be a mapping of the fields of a session's configuration; "
+                f"got {config_proto!r}."
+            )
+        return _merged(config_proto, self._session_settings())
+
+    def _session_settings(self) -> Mapping[str, Any]:
+        return {}
+
+
+def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = copy.deepcopy(dict(config))
+    for name, change in changes.items():
+        nested = isinstance(change, Mapping)
+        merged[name] = _merged(merged.get(name, {}), change) if nested else change
+    return merged

@@ -1,0 +1,18 @@
+"""`rx.compat.v1.experimental`."""
+
+from replicax.compat.v1._strategies import CentralStorageStrategy, MultiWorkerMirroredStrategy
+from replicax.experimental import (
+    CollectiveCommunication,
+    CollectiveHints,
+    CommunicationImplementation,
+    CommunicationOptions,
+)
+
+__all__ = [
+    "CentralStorageStrategy",
+    "CollectiveCommunication",
+    "CollectiveHints",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
+]

@@ -1,0 +1,248 @@
+"""Several steps on an iterator, by one call."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from replicax import _context, _nest
+from replicax._context import Kind
+from replicax._enums import ReduceOp
+from replicax._typing import Nest
+from replicax.errors import InvalidArgument, InvalidType
+from replicax.execution import (
+    Element,
+    Function,
+    FunctionOfInstance,
+    NotOneProgram,
+    function,
+    require_call,
+)
+from replicax.input import DistributedIterator
+from replicax.values import DistributedValues
+
+if TYPE_CHECKING:
+    from replicax.strategies._strategy import Strategy
+
+_METHOD = "experimental_run_steps_on_iterator"
+StepFunction = Callable[["MultiStepContext", Nest], Any]
+StepOutputs = tuple[dict[str, Nest], "_Untouched"]
+
+
+@final
+class MultiStepContext:
+    """What the steps of `experimental_run_steps_on_iterator` have to say besides their updates.
+
+    The function of a step gets one, in which it puts the step's outputs. The call returns the one
+    of the last step.
+    """
+
+    run_op = None
+    """What is left to run when the call has returned: nothing, for there are no sessions."""
+
+    def __init__(self, strategy: Strategy, initial: Mapping[str, Nest]) -> None:
+        self._strategy = strategy
+        self._last_step_outputs: dict[str, Nest] = dict(initial)
+        self._non_tensor_outputs: dict[str, Any] = {}
+
+    @property
+    def last_step_outputs(self) -> dict[str, Nest]:
+        """What `set_last_step_output` was given in the last step, by name."""
+        return self._last_step_outputs
+
+    @property
+    def non_tensor_outputs(self) -> dict[str, Any]:
+        """What `set_non_tensor_output` was given in the last step, by name."""
+        return self._non_tensor_outputs
+
+    def set_last_step_output(
+        self, name: str, output: Nest, reduce_op: ReduceOp | str | None = None
+    ) -> None:
+        """Keeps arrays, or a nest of them, should this be the last step.
+
+        Args:
+          name: What to call it.
+          output: A replica's own value, if called by a replica; else for example what `run`
+            returned.
+          reduce_op: How to combine the replicas' values. Required if a replica calls.
+        """
+        frame = _context.current()
+        op = None if reduce_op is None else ReduceOp.parse(reduce_op)
+        if op is None and frame.kind is Kind.REPLICA:
+            raise InvalidArgument(
+                f"`set_last_step_output({name!r}, ...)` was called by a replica without a "
+                "`reduce_op`. Say how the replicas' values are combined: `reduce_op='SUM'` or "
+                "'MEAN'."
+            )
+
+        def keep(strategy: Strategy, output: Nest) -> None:
+            if op is not None:
+                output = strategy.reduce(op, output, axis=None)
+            self._last_step_outputs[name] = output
+
+        if frame.program is not None and frame.program.inside:
+            frame.program.hand_out(output, functools.partial(keep, self._strategy))
+        elif frame.kind is Kind.REPLICA and frame.replica is not None:
+            frame.replica.merge(f"set_last_step_output({name!r})", keep, (output,))
+        else:
+            keep(self._strategy, output)
+
+    def set_non_tensor_output(self, name: str, output: Any) -> None:
+        """Keeps any other object; of the replicas, if they call, a tuple of the local ones'."""
+        frame = _context.current()
+
+        def keep(strategy: Strategy, output: Any) -> None:
+            if frame.program is not None and _has_arrays(output):
+                raise InvalidType(
+                    f"`set_non_tensor_output({name!r}, ...)` got arrays of a compiled function, "
+                    f"which have no numbers yet: {output!r}. Use `set_last_step_output`."
+                )
+            if frame.kind is Kind.REPLICA:
+                output = strategy.experimental_local_results(output)
+            self._non_tensor_outputs[name] = output
+
+        if frame.kind is Kind.REPLICA and frame.replica is not None:
+            frame.replica.merge_call(keep, (output,))
+        else:
+            keep(self._strategy, output)
+
+    def __repr__(self) -> str:
+        names = [*self._last_step_outputs, *self._non_tensor_outputs]
+        return f"<MultiStepContext with {', '.join(map(repr, names)) or 'no outputs'}>"
+
+
+@final
+class StepRunner:
+    """Runs steps on an iterator: as a loop in Python or, given an `rx.function`, as one program."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._compiled: weakref.WeakKeyDictionary[Function, Function] = weakref.WeakKeyDictionary()
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        iterator: DistributedIterator,
+        iterations: int,
+        initial_loop_values: Mapping[str, Nest] | None,
+    ) -> MultiStepContext:
+        frame = _context.cross_replica(self._strategy, _METHOD)
+        require_call(_METHOD, fn, ())
+        count, initial = _checked(iterator, iterations, initial_loop_values)
+        context = MultiStepContext(self._strategy, initial)
+        if count == 0:
+            return context
+        bound: tuple[Any, ...] = ()
+        if isinstance(fn, FunctionOfInstance):
+            fn, bound = fn.function, (fn.instance,)
+        with _context.entered(frame):
+            if isinstance(fn, Function) and not fn.is_inlined(frame):
+                outputs, others = self._program(fn)(bound, iterator, count)
+            else:
+                outputs, others = self._loop(functools.partial(fn, *bound), iterator, count)
+        context.last_step_outputs.update(outputs)
+        context.non_tensor_outputs.update(others.value)
+        return context
+
+    def _loop(self, step: StepFunction, iterator: DistributedIterator, count: int) -> StepOutputs:
+        context = MultiStepContext(self._strategy, {})
+        for done in range(count):
+            try:
+                inputs = next(iterator)
+            except StopIteration:
+                raise StopIteration(
+                    f"The iterator was at its end after {done} of {count} steps, which have been "
+                    "run. Ask for fewer iterations, or give it a dataset with `repeat()`."
+                ) from None
+            context = MultiStepContext(self._strategy, {})
+            step(context, inputs)
+        return context.last_step_outputs, _Untouched(context.non_tensor_outputs)
+
+    def _program(self, fn: Function) -> Function:
+        """The steps as one function; kept as long as the user keeps that of a step."""
+        if fn not in self._compiled:
+            self._compiled[fn] = function(self._steps_of(fn.python_function))
+        return self._compiled[fn]
+
+    def _steps_of(self, python_function: Callable[..., Any]) -> Callable[..., StepOutputs]:
+        @functools.wraps(python_function)
+        def steps(bound: tuple[Any, ...], iterator: DistributedIterator, count: int) -> StepOutputs:
+            step = functools.partial(python_function, *bound)
+            if _context.current().program is None:  # replicas' shapes differ, or too few elements
+                return self._loop(step, iterator, count)
+            elements = [Element(next(iterator)) for _ in range(count)]
+            outputs: StepOutputs = {}, _Untouched({})
+            # A smaller last element, say, ends one scan and begins another.
+            for _, alike in itertools.groupby(elements, key=lambda element: element.key):
+                outputs = self._scan(step, list(alike))
+            return outputs
+
+        return steps
+
+    def _scan(self, step: StepFunction, elements: Sequence[Element]) -> StepOutputs:
+        """Steps on elements of the same shapes; only the last one's outputs take memory."""
+        found: list[tuple[Element, _Untouched]] = []
+
+        def body(arrays: Sequence[Any]) -> list[Any]:
+            context = MultiStepContext(self._strategy, {})
+            step(context, elements[0].rebuild(arrays))
+            outputs = Element(context.last_step_outputs)
+            found.append((outputs, _Untouched(context.non_tensor_outputs)))
+            if outputs.arrays is None:
+                raise NotOneProgram
+            return outputs.arrays
+
+        columns = [element.arrays or [] for element in elements]
+        if len(elements) == 1:
+            arrays = body(columns[0])
+        else:
+            begin = [jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(body, columns[0])]
+            stacked = [jnp.stack(column) for column in zip(*columns, strict=True)]
+            arrays, _ = jax.lax.scan(
+                lambda _, arrays: (body(arrays), None), begin, stacked, length=len(elements)
+            )
+        outputs, others = found[-1]
+        return outputs.rebuild(arrays), others
+
+
+class _Untouched:
+    """What a compiled function returns as it is, and not as arrays."""
+
+    def __init__(self, value: dict[str, Any]) -> None:
+        self.value = value
+
+
+def _has_arrays(nest: Nest) -> bool:
+    return any(isinstance(leaf, (Tracer, DistributedValues)) for leaf in _nest.leaves(nest))
+
+
+def _checked(
+    iterator: Any, iterations: Any, initial_loop_values: Any
+) -> tuple[int, Mapping[str, Nest]]:
+    if not isinstance(iterator, DistributedIterator):
+        raise InvalidType(
+            f"`{_METHOD}` takes its steps from an iterator over a distributed dataset; got "
+            f"{iterator!r}. Make one: `iter(strategy.experimental_distribute_dataset(dataset))`."
+        )
+    try:
+        count = operator.index(iterations)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise InvalidArgument(
+            f"`iterations` of `{_METHOD}` has to be a whole number of steps; got {iterations!r}."
+        )
+    if initial_loop_values is not None and not isinstance(initial_loop_values, Mapping):
+        raise InvalidType(
+            "`initial_loop_values` has to be a mapping of the names of outputs to values; got "
+            f"{initial_loop_values!r}."
+        )
+    return count, initial_loop_values or {}

@@ -12,6 +12,7 @@ ALL = [
     "tests/values",
     "tests/variables",
     "tests/strategies",
+    "tests/compat",
     "tests/execution",
     "tests/integrations",
     "tests/test_context.py",

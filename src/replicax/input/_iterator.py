@@ -157,9 +157,10 @@ class DistributedIterator:
 class InitializableIterator(DistributedIterator):
     """An iterator that begins, and begins again, when it is told to: that of `rx.compat.v1`.
 
-    >>> import replicax as rx
+    >>> import warnings, numpy as np, replicax as rx
+    >>> warnings.simplefilter("ignore", DeprecationWarning)
     >>> strategy = rx.compat.v1.OneDeviceStrategy("CPU:0")
-    >>> iterator = strategy.make_dataset_iterator([[1, 2], [3, 4]])
+    >>> iterator = strategy.make_dataset_iterator([np.int32([1, 2]), np.int32([3, 4])])
     >>> operations = iterator.initialize()
     >>> print(iterator.get_next(), iterator.get_next())
     [1 2] [3 4]

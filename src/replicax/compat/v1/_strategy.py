@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 class Strategy(strategies.Strategy):
     """A strategy with the methods that it has in v1.
 
-    >>> import replicax as rx
+    >>> import warnings, numpy as np, replicax as rx
+    >>> warnings.simplefilter("ignore", DeprecationWarning)
     >>> strategy = rx.compat.v1.MirroredStrategy(["CPU:0", "CPU:1"])
-    >>> iterator = strategy.make_dataset_iterator([[1, 2, 3, 4]])
+    >>> iterator = strategy.make_dataset_iterator([np.arange(1, 5)])
     >>> operations = iterator.initialize()
     >>> doubled = strategy.experimental_run(lambda x: x * 2, iterator)
     >>> strategy.reduce("SUM", doubled)

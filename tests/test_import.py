@@ -42,7 +42,16 @@ def test_every_public_name_has_one_path(name):
 
 @pytest.mark.parametrize(
     "module",
-    [rx.cluster_resolver, rx.config, rx.errors, rx.experimental, rx.parts, rx.preemption],
+    [
+        rx.cluster_resolver,
+        rx.compat.v1,
+        rx.compat.v1.experimental,
+        rx.config,
+        rx.errors,
+        rx.experimental,
+        rx.parts,
+        rx.preemption,
+    ],
 )
 def test_the_names_of_submodules_exist_and_have_docstrings(module):
     names = getattr(module, "__all__", None) or [n for n in vars(module) if n[0].isupper()]

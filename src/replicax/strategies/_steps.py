@@ -88,7 +88,7 @@ class MultiStepContext:
                 output = strategy.reduce(op, output, axis=None)
             self._last_step_outputs[name] = output
 
-        if frame.program is not None and frame.program.inside:
+        if frame.program is not None:
             frame.program.hand_out(output, functools.partial(keep, self._strategy))
         elif frame.kind is Kind.REPLICA and frame.replica is not None:
             frame.replica.merge(f"set_last_step_output({name!r})", keep, (output,))

@@ -47,6 +47,10 @@ def deprecated(
 def _frames_to_the_user() -> int:
     """How many frames up the code is that is not ours, for one face may call another."""
     level, frame = 1, sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("replicax"):
+    while frame is not None and _is_ours(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "replicax"

@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 STRATEGIES = {
+    "default": v1.get_strategy,
     "one device": lambda: v1.OneDeviceStrategy("/cpu:1"),
     "mirrored 1": lambda: v1.MirroredStrategy(["CPU:0"]),
     "mirrored 2": lambda: v1.MirroredStrategy(["CPU:0", "CPU:1"]),
@@ -60,8 +61,9 @@ def test_they_are_strategies(strategy):
     with strategy.scope() as entered:
         assert entered is strategy
         assert v1.get_strategy() is strategy
-        assert v1.in_cross_replica_context()
+        assert v1.in_cross_replica_context() is v1.has_strategy()
     assert not v1.has_strategy()
+    assert isinstance(v1.get_strategy(), v1.Strategy)
 
 
 @pytest.mark.parametrize("rows", [2 * BATCH, 2 * BATCH - 5], ids=["full", "uneven last"])
@@ -187,6 +189,8 @@ def test_what_cannot_be_called_takes_no_element(two):
     iterator.initialize()
     with pytest.raises(TypeError, match="`experimental_run` needs a function; got 3"):
         two.experimental_run(3, iterator)
+    with pytest.raises(TypeError, match=r"got \[1, 2\]"):
+        two.experimental_run(lambda x: x, [1, 2])
     equal(two.gather(iterator.get_next(), axis=0), np.arange(4))
     iterator.close()
 
@@ -220,7 +224,7 @@ def test_sessions_are_refused(strategy):
     [
         ("one device", {}),
         ("mirrored 2", {"isolate_session_state": True}),
-        ("central", {"isolate_session_state": False}),
+        ("central", {"isolate_session_state": True}),
         ("of one worker", {}),
     ],
 )
@@ -267,7 +271,8 @@ def deprecated_calls(strategy, iterator):
     }
 
 
-def test_deprecated_names_warn_once_with_what_to_use_instead(strategy):
+def test_deprecated_names_warn_once_with_what_to_use_instead(two):
+    strategy = two
     iterator = iter(strategy.experimental_distribute_dataset([np.arange(BATCH)]))
     for name, call in deprecated_calls(strategy, iterator).items():
         with warnings.catch_warnings(record=True) as caught:

@@ -11,7 +11,12 @@ from replicax.input._dataset import (
     distribute,
     distribute_from_function,
 )
-from replicax.input._iterator import DistributedIterator, InitializableIterator, Optional
+from replicax.input._iterator import (
+    DistributedIterator,
+    InitializableIterator,
+    Optional,
+    require_iterator,
+)
 from replicax.input._options import InputContext, InputOptions
 
 if TYPE_CHECKING:
@@ -47,4 +52,5 @@ __all__ = [
     "distribute",
     "distribute_from_function",
     "from_tensor_slices",
+    "require_iterator",
 ]

@@ -14,6 +14,7 @@ from replicax._typing import Nest
 from replicax.errors import (
     ContextError,
     InvalidArgument,
+    InvalidType,
     NotInitialized,
     NotPicklable,
     ReplicaxError,
@@ -190,7 +191,7 @@ class InitializableIterator(DistributedIterator):
 
     def _refusal(self) -> ReplicaxError:
         return NotInitialized(
-            f"{self!r} has to be initialized before its first element is taken. Call "
+            f"{self!r} has to be initialized before it gives elements. Call "
             "`iterator.initialize()`, and again for every further pass."
         )
 
@@ -218,6 +219,16 @@ class Optional:
 
     def __repr__(self) -> str:
         return f"Optional({self._value[0]!r})" if self._value else "Optional()"
+
+
+def require_iterator(value: Any) -> DistributedIterator:
+    """Refuses what is no iterator over a distributed dataset."""
+    if not isinstance(value, DistributedIterator):
+        raise InvalidType(
+            f"Elements are taken from an iterator over a distributed dataset; got {value!r}. Make "
+            "one: `iter(strategy.experimental_distribute_dataset(dataset))`."
+        )
+    return value
 
 
 def _require_untraced(method: str) -> None:

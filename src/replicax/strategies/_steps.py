@@ -26,7 +26,7 @@ from replicax.execution import (
     function,
     require_call,
 )
-from replicax.input import DistributedIterator
+from replicax.input import DistributedIterator, require_iterator
 from replicax.values import DistributedValues
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class MultiStepContext:
             keep(self._strategy, output)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Keeps any other object; of the replicas, if they call, a tuple of the local ones'."""
+        """Keeps any other object; if replicas call, a tuple: of one, if all give the same."""
         frame = _context.current()
 
         def keep(strategy: Strategy, output: Any) -> None:
@@ -136,13 +136,19 @@ class StepRunner:
     ) -> MultiStepContext:
         frame = _context.cross_replica(self._strategy, _METHOD)
         require_call(_METHOD, fn, ())
-        count, initial = _checked(iterator, iterations, initial_loop_values)
+        require_iterator(iterator)
+        count, initial = _checked(iterations, initial_loop_values)
         context = MultiStepContext(self._strategy, initial)
         if count == 0:
             return context
         bound: tuple[Any, ...] = ()
         if isinstance(fn, FunctionOfInstance):
             fn, bound = fn.function, (fn.instance,)
+        if isinstance(fn, Function) and fn.input_signature is not None:
+            raise InvalidArgument(
+                f"{fn!r} has an `input_signature`, which cannot say what a context is. Leave it "
+                "out: the elements of the iterator have their shapes."
+            )
         with _context.entered(frame):
             if isinstance(fn, Function) and not fn.is_inlined(frame):
                 outputs, others = self._program(fn)(bound, iterator, count)
@@ -224,14 +230,7 @@ def _has_arrays(nest: Nest) -> bool:
     return any(isinstance(leaf, (Tracer, DistributedValues)) for leaf in _nest.leaves(nest))
 
 
-def _checked(
-    iterator: Any, iterations: Any, initial_loop_values: Any
-) -> tuple[int, Mapping[str, Nest]]:
-    if not isinstance(iterator, DistributedIterator):
-        raise InvalidType(
-            f"`{_METHOD}` takes its steps from an iterator over a distributed dataset; got "
-            f"{iterator!r}. Make one: `iter(strategy.experimental_distribute_dataset(dataset))`."
-        )
+def _checked(iterations: Any, initial_loop_values: Any) -> tuple[int, Mapping[str, Nest]]:
     try:
         count = operator.index(iterations)
     except TypeError:

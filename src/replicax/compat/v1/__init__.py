@@ -3,6 +3,7 @@
 from replicax import cluster_resolver
 from replicax._enums import InputReplicationMode, ReduceOp
 from replicax.compat.v1 import experimental
+from replicax.compat.v1._current import get_strategy
 from replicax.compat.v1._strategies import MirroredStrategy, OneDeviceStrategy
 from replicax.compat.v1._strategy import Strategy
 from replicax.execution import ReplicaContext
@@ -13,7 +14,6 @@ from replicax.strategies import (
     StrategyExtended,
     experimental_set_strategy,
     get_replica_context,
-    get_strategy,
     has_strategy,
     in_cross_replica_context,
 )

@@ -49,7 +49,7 @@ class CentralStorageStrategy(Strategy):
         super().__init__(central_storage(self, compute_devices, parameter_device))
 
     def _session_settings(self) -> Mapping[str, Any]:
-        return {"isolate_session_state": False}
+        return {"isolate_session_state": True}
 
 
 @final
@@ -68,7 +68,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         resolver = self.cluster_resolver
         if resolver is None or not self.topology.spans_processes:
             return {}
+        leader = "chief" if "chief" in resolver.cluster_spec().jobs else "worker"
         return {
             "device_filters": [f"/job:{resolver.task_type}/task:{resolver.task_id}"],
-            "experimental": {"collective_group_leader": "/job:worker/replica:0/task:0"},
+            "experimental": {"collective_group_leader": f"/job:{leader}/replica:0/task:0"},
         }

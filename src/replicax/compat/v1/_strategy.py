@@ -17,6 +17,7 @@ from replicax.input import (
     InitializableIterator,
     InputContext,
     InputOptions,
+    require_iterator,
 )
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ class Strategy(strategies.Strategy):
     ) -> Nest:
         """`run`, with the next element of an iterator for an argument, if there is one."""
         require_call("experimental_run", fn, ())
-        args = () if input_iterator is None else (input_iterator.get_next(),)
-        return self.run(fn, args)
+        if input_iterator is None:
+            return self.run(fn)
+        return self.run(fn, args=(require_iterator(input_iterator).get_next(),))
 
     @deprecated("Use `iter(strategy.experimental_distribute_dataset(dataset))`.")
     def make_dataset_iterator(self, dataset: Any) -> InitializableIterator:

@@ -1,0 +1,35 @@
+"""The current strategy, as programs of v1 ask for it."""
+
+from __future__ import annotations
+
+import functools
+from typing import final
+
+from replicax import strategies
+from replicax.compat.v1._strategy import Strategy
+
+
+def get_strategy() -> strategies.Strategy:
+    """The current strategy; outside every scope the default one, with the methods of v1."""
+    strategy = strategies.get_strategy()
+    return _default_strategy() if strategy.identity is None else strategy
+
+
+@final
+class _DefaultStrategy(Strategy):
+    """The default strategy by another face: it has the same parts."""
+
+    def __init__(self) -> None:
+        super().__init__(strategies.get_strategy().extended)
+
+    @property
+    def identity(self) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return "the default strategy"
+
+
+@functools.lru_cache(maxsize=1)
+def _default_strategy() -> _DefaultStrategy:
+    return _DefaultStrategy()

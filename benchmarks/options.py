@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+QUICK_ROUNDS = 2
+
 rounds_option = click.option(
     "--rounds",
     default=5,
@@ -19,6 +21,11 @@ sittings_option = click.option(
     show_default=True,
     type=click.IntRange(min=1),
     help="How often all processes of a cell are started anew.",
+)
+quick_option = click.option(
+    "--quick",
+    is_flag=True,
+    help=f"To see that it works: {QUICK_ROUNDS} rounds, the smallest networks, few replicas.",
 )
 peer_environments_option = click.option(
     "--peer-environments",

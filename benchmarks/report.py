@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from targets import Target
 
-WIDTH = 100  # of the report, wherever it is printed
+WIDTH = 104  # of the report, wherever it is printed
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,10 @@ def versions_of(cells: Sequence[MeasuredCell]) -> dict[str, Mapping[str, str]]:
 
 def print_training(console: Console, title: str, cells: Sequence[MeasuredCell]) -> None:
     print_times(console, title, cells, unit="step")
-    console.print("ratio: the contestant's time divided by that of replicax; above 1 it is slower")
+    baseline = cells[0].baseline.contestant
+    console.print(
+        f"ratio: the contestant's time divided by that of {baseline}; above 1 it is slower"
+    )
     for measured in cells:
         losses = [measurement.last_result for measurement in measured.measurements]
         print_of_cell(

@@ -9,7 +9,19 @@ from pathlib import Path
 
 import click
 from feeding import FED_CELLS, feeding_targets, measure_feeding, print_feeding
-from options import peer_environments_option, rounds_option, sittings_option
+from many_steps import (
+    MANY_STEPS_CELLS,
+    many_steps_targets,
+    measure_many_steps,
+    print_many_steps,
+)
+from options import (
+    QUICK_ROUNDS,
+    peer_environments_option,
+    quick_option,
+    rounds_option,
+    sittings_option,
+)
 from overhead import measure_overhead, overhead_targets, print_overhead
 from plot import draw_ratios
 from report import (
@@ -25,7 +37,6 @@ from scaling import REPLICAS, measure_scaling, print_scaling
 from training import COMPILED_CELLS, measure_compiled, measure_eager, training_targets
 from workers import WORKERS_CELLS, measure_workers, print_workers, workers_targets
 
-QUICK_ROUNDS = 2
 QUICK_HIDDEN = 32
 QUICK_REPLICAS = REPLICAS[:2]
 
@@ -33,11 +44,7 @@ QUICK_REPLICAS = REPLICAS[:2]
 @click.command()
 @rounds_option
 @sittings_option
-@click.option(
-    "--quick",
-    is_flag=True,
-    help=f"To see that it works: {QUICK_ROUNDS} rounds, the smallest networks, few replicas.",
-)
+@quick_option
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
@@ -61,16 +68,22 @@ def main(
     feeding = measure_feeding(
         sittings, rounds, peer_environments, FED_CELLS[:1] if quick else FED_CELLS
     )
+    many_steps = measure_many_steps(
+        sittings, rounds, peer_environments, MANY_STEPS_CELLS[:1] if quick else MANY_STEPS_CELLS
+    )
     overhead = measure_overhead(sittings * rounds)
     scaling = measure_scaling(sittings * rounds, QUICK_REPLICAS if quick else REPLICAS)
 
     console = Console(width=WIDTH)
     console.print(header, highlight=False)
-    print_versions(console, versions_of([*eager, *compiled, *workers, *feeding.iterated]))
+    print_versions(
+        console, versions_of([*eager, *compiled, *workers, *feeding.iterated, *many_steps])
+    )
     print_training(console, "Compiled training step", compiled)
     print_training(console, "Eager training step", eager)
     print_workers(console, workers)
     print_feeding(console, feeding)
+    print_many_steps(console, many_steps)
     print_overhead(console, overhead)
     print_scaling(console, scaling)
     if not quick:  # two rounds are no evidence
@@ -78,6 +91,7 @@ def main(
             training_targets(compiled),
             workers_targets(workers),
             feeding_targets(feeding),
+            many_steps_targets(many_steps),
             overhead_targets(overhead),
         ]
         print_targets(console, [target for some in targets for target in some])

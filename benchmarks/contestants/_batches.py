@@ -5,6 +5,7 @@ Only NumPy is imported here, because each contestant runs in an environment of i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,19 @@ def arrays_of(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
     count = BATCHES * cell.global_batch
     rows = random.randn(count, FEATURES).astype(np.float32)
     return rows, random.randint(0, CLASSES, count).astype(np.int32)
+
+
+def stacks_of(cell: Cell, count: int) -> Iterator[list[np.ndarray]]:
+    """Rows and labels of the next `count` batches, along a new first axis; again and again."""
+    # Twice over, so that a stack is a view wherever it begins, and is copied by nobody.
+    batches = [
+        np.concatenate([array, array]).reshape(-1, cell.global_batch, *array.shape[1:])
+        for array in arrays_of(cell)
+    ]
+    first = 0
+    while True:
+        yield [array[first : first + count] for array in batches]
+        first = (first + count) % BATCHES
 
 
 def fingerprint(element: Any) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 FEATURES = 784
 CLASSES = 10
-LEARNING_RATE = 0.1
+STEPS_A_CALL = 50  # of those who take several training steps by one call
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Cell:
     hidden: int
     global_batch: int
     replicas: int
+    learning_rate: float = 0.1
 
     def __post_init__(self) -> None:
         if self.global_batch % self.replicas:

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import optax
 from _batches import arrays_of
-from _problem import LEARNING_RATE, Cell, problem_of
+from _problem import Cell, problem_of
 from _protocol import serve
 
 import replicax as rx
 
 VERSIONS = {"replicax": rx.__version__, "jax": jax.__version__}
+TRAINING_VERSIONS = {**VERSIONS, "optax": optax.__version__}
 
 
 def serve_replicax(compiled: bool) -> None:
-    versions = {**VERSIONS, "optax": optax.__version__}
-    serve(lambda cell: build(cell, compiled), versions)
+    serve(lambda cell: build(cell, compiled), TRAINING_VERSIONS)
 
 
 def build(cell: Cell, compiled: bool) -> Callable[[], float]:
@@ -43,7 +43,7 @@ def training_of(cell: Cell, strategy: rx.Strategy) -> Callable[[Any, Any], jax.A
     with strategy.scope():
         weights = [rx.Variable(weight) for weight in problem.weights]
         biases = [rx.Variable(bias) for bias in problem.biases]
-        optimizer = rx.Optimizer(optax.sgd(LEARNING_RATE))
+        optimizer = rx.Optimizer(optax.sgd(cell.learning_rate))
     variables = [*weights, *biases]
 
     def loss_of(rows: jax.Array, labels: jax.Array) -> jax.Array:

@@ -1,17 +1,19 @@
-"""The training step in TensorFlow: the same program."""
+"""The training step in TensorFlow: the same program, and the same distributed dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from _problem import LEARNING_RATE, Cell, problem_of
+from _batches import arrays_of
+from _problem import Cell, problem_of
 from _protocol import serve
+
+VERSIONS = {"tensorflow": tf.__version__, "keras": tf.keras.__version__}
 
 
 def serve_tensorflow(compiled: bool) -> None:
-    versions = {"tensorflow": tf.__version__, "keras": tf.keras.__version__}
-    serve(lambda cell: build(cell, compiled), versions)
+    serve(lambda cell: build(cell, compiled), VERSIONS)
 
 
 def build(cell: Cell, compiled: bool) -> Callable[[], float]:
@@ -31,7 +33,7 @@ def training_of(
     with strategy.scope():
         weights = [tf.Variable(weight) for weight in problem.weights]
         biases = [tf.Variable(bias) for bias in problem.biases]
-        optimizer = tf.keras.optimizers.SGD(LEARNING_RATE)
+        optimizer = tf.keras.optimizers.SGD(cell.learning_rate)
     variables = [*weights, *biases]
 
     def loss_of(rows: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -69,6 +71,14 @@ def constant_batch(
             return tf.constant(problem.rows[replica]), tf.constant(problem.labels[replica])
 
     return strategy.experimental_distribute_values_from_function(share)
+
+
+def distributed_arrays(
+    cell: Cell, strategy: tf.distribute.Strategy
+) -> tf.distribute.DistributedDataset:
+    """Batches of arrays in memory, again and again."""
+    batches = tf.data.Dataset.from_tensor_slices(arrays_of(cell)).batch(cell.global_batch)
+    return strategy.experimental_distribute_dataset(batches.repeat())
 
 
 def split_cpu(count: int) -> list[str]:

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import optax
 from _batches import BATCHES, arrays_of
 from _problem import Cell
 from _protocol import WARMUP_STEPS, take_steps, with_python
 from _replicax import (
-    VERSIONS,
+    TRAINING_VERSIONS,
     constant_batch,
     distributed_arrays,
     mirrored_strategy,
@@ -57,7 +56,7 @@ def measure(*, cell: Mapping[str, int], rounds: int, steps: int) -> dict[str, ob
             }
             for name, turns in taken.items()
         },
-        "versions": with_python({**VERSIONS, "optax": optax.__version__}),
+        "versions": with_python(TRAINING_VERSIONS),
     }
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _problem import LEARNING_RATE, Cell, problem_of
+from _problem import Cell, problem_of
 from _protocol import serve
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -15,19 +16,63 @@ AXIS = "replica"
 SAME, SPLIT = PartitionSpec(), PartitionSpec(AXIS)
 
 Layers = list[tuple[jax.Array, jax.Array]]
+Step = Callable[[Layers, jax.Array, jax.Array], tuple[Layers, jax.Array]]
 
 
 def build(cell: Cell) -> Callable[[], float]:
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", cell.replicas)
+    use_cpus(cell.replicas)
     train = training_of(cell)
     return lambda: float(train())
 
 
+def use_cpus(count: int) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", count)
+
+
 def training_of(cell: Cell) -> Callable[[], jax.Array]:
     """A training step on all devices, whichever processes they belong to."""
-    mesh = Mesh(np.array(jax.devices()), (AXIS,))
     problem = problem_of(cell)
+    training = Training(cell, step_of(cell), SPLIT)
+    batch = training.put((np.concatenate(problem.rows), np.concatenate(problem.labels)))
+    return lambda: training.train(batch)
+
+
+class Training:
+    """A compiled step on all devices, and the parameters, which each call replaces.
+
+    `split` says how what a call takes is divided over the replicas.
+    """
+
+    def __init__(self, cell: Cell, step: Step, split: PartitionSpec) -> None:
+        mesh = Mesh(np.array(jax.devices()), (AXIS,))
+        problem = problem_of(cell)
+        self._split = NamedSharding(mesh, split)
+        self._step_of_all = jax.jit(
+            jax.shard_map(
+                step,
+                mesh=mesh,
+                in_specs=(SAME, split, split),
+                out_specs=(SAME, SAME),
+                check_vma=False,  # or the gradients would be summed twice
+            ),
+            donate_argnums=0,
+        )
+        self._layers: Layers = jax.device_put(
+            list(zip(problem.weights, problem.biases, strict=True)), NamedSharding(mesh, SAME)
+        )
+
+    def put(self, arrays: Any) -> Any:
+        """Rows and labels, on the replicas' devices."""
+        return jax.device_put(arrays, self._split)
+
+    def train(self, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        self._layers, loss = self._step_of_all(self._layers, *batch)
+        return loss
+
+
+def step_of(cell: Cell) -> Step:
+    """A training step of one replica, which sums over all of them; not compiled."""
 
     def loss_of(layers: Layers, rows: jax.Array, labels: jax.Array) -> jax.Array:
         hidden = rows
@@ -42,33 +87,11 @@ def training_of(cell: Cell) -> Callable[[], jax.Array]:
         loss, gradients = jax.value_and_grad(loss_of)(layers, rows, labels)
         gradients = jax.tree.map(lambda gradient: jax.lax.psum(gradient, AXIS), gradients)
         layers = jax.tree.map(
-            lambda value, gradient: value - LEARNING_RATE * gradient, layers, gradients
+            lambda value, gradient: value - cell.learning_rate * gradient, layers, gradients
         )
         return layers, jax.lax.psum(loss, AXIS)
 
-    step_of_all = jax.jit(
-        jax.shard_map(
-            step,
-            mesh=mesh,
-            in_specs=(SAME, SPLIT, SPLIT),
-            out_specs=(SAME, SAME),
-            check_vma=False,  # or the gradients would be summed twice
-        ),
-        donate_argnums=0,
-    )
-    layers = jax.device_put(
-        list(zip(problem.weights, problem.biases, strict=True)), NamedSharding(mesh, SAME)
-    )
-    rows, labels = jax.device_put(
-        (np.concatenate(problem.rows), np.concatenate(problem.labels)), NamedSharding(mesh, SPLIT)
-    )
-
-    def train() -> jax.Array:
-        nonlocal layers
-        layers, loss = step_of_all(layers, rows, labels)
-        return loss
-
-    return train
+    return step
 
 
 if __name__ == "__main__":

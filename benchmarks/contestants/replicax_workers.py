@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import optax
 from _problem import Cell
-from _replicax import VERSIONS, constant_batch, training_of
+from _replicax import TRAINING_VERSIONS, constant_batch, training_of
 from _workers import Worker, serve_workers
 
 import replicax as rx
@@ -25,4 +24,4 @@ def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
 
 
 if __name__ == "__main__":
-    serve_workers(build, {**VERSIONS, "optax": optax.__version__})
+    serve_workers(build, TRAINING_VERSIONS)

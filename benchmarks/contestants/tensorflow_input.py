@@ -6,16 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from _batches import arrays_of, fingerprint
+from _batches import fingerprint
 from _problem import Cell
 from _protocol import serve
-from _tensorflow import split_cpu
+from _tensorflow import distributed_arrays, split_cpu
 
 
 def build(cell: Cell) -> Callable[[], Any]:
     strategy = tf.distribute.MirroredStrategy(split_cpu(cell.replicas))
-    batches = tf.data.Dataset.from_tensor_slices(arrays_of(cell)).batch(cell.global_batch)
-    iterator = iter(strategy.experimental_distribute_dataset(batches.repeat()))
+    iterator = iter(distributed_arrays(cell, strategy))
     return lambda: next(iterator)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 from _problem import Cell
-from _tensorflow import constant_batch, training_of
+from _tensorflow import VERSIONS, constant_batch, training_of
 from _workers import Worker, serve_workers
 
 
@@ -21,4 +21,4 @@ def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
 
 
 if __name__ == "__main__":
-    serve_workers(build, {"tensorflow": tf.__version__, "keras": tf.keras.__version__})
+    serve_workers(build, VERSIONS)

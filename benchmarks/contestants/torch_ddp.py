@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from _problem import CLASSES, FEATURES, LEARNING_RATE, Cell, problem_of
+from _problem import CLASSES, FEATURES, Cell, problem_of
 from _workers import Worker, serve_workers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +21,7 @@ def build(cell: Cell, worker: Worker) -> Callable[[], float]:
     join(worker)
     problem = problem_of(cell)
     model = DistributedDataParallel(network_of(cell))
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=cell.learning_rate)
     rows = torch.from_numpy(problem.rows[worker.index])
     labels = torch.from_numpy(problem.labels[worker.index]).long()
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch_ddp
-from _problem import LEARNING_RATE, Cell, problem_of
+from _problem import Cell, problem_of
 from _workers import Worker, nothing_to_compare, serve_workers
 from torch import nn
 
@@ -22,7 +22,7 @@ def compute(cell: Cell, worker: Worker) -> Callable[[], Any]:
     torch.set_num_threads(1)
     problem = problem_of(cell)
     model = torch_ddp.network_of(cell)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=cell.learning_rate)
     rows = torch.from_numpy(problem.rows[worker.index])
     labels = torch.from_numpy(problem.labels[worker.index]).long()
 

@@ -10,9 +10,9 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest
 
-# Also what needs TensorFlow and PyTorch. Other builds of PyTorch bring gigabytes of CUDA along.
+# Also what needs TensorFlow, PyTorch and libtpu. Other builds of PyTorch bring gigabytes of CUDA along.
 test-all: .venv/installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev,tensorflow,torch]' torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[dev,tensorflow,torch,tpu]' torch==2.13.0
 	$(MAKE) test
 
 check: .venv/installed

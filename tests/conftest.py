@@ -18,6 +18,13 @@ def mirrored(count: int) -> Callable[[], rx.Strategy]:
     return lambda: rx.MirroredStrategy(cpus(count))
 
 
+def logical(replicas: int, devices: int) -> Callable[[], rx.Strategy]:
+    """Replicas of several logical devices."""
+    return lambda: rx.MirroredStrategy(
+        cpus(replicas * devices), logical_devices_per_replica=devices
+    )
+
+
 def central(count: int, parameter_device: str) -> Callable[[], rx.Strategy]:
     return lambda: rx.experimental.CentralStorageStrategy(cpus(count), parameter_device)
 
@@ -28,8 +35,8 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "mirrored 1": mirrored(1),
     "mirrored 2": mirrored(2),
     "mirrored 3": mirrored(3),
-    "mirrored 4": mirrored(4),
     "mirrored 8": mirrored(8),
+    "mirrored 2 of 2": logical(2, 2),
     "central 1": central(1, "CPU:0"),
     "central 2": central(2, "CPU:0"),
     "central 3, apart": central(3, "CPU:7"),
@@ -37,7 +44,9 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
 
 if "TF_CONFIG" in os.environ:
     # This is one of several workers that run the same tests in step; see tests/multiprocess.
-    _workers = rx.MultiWorkerMirroredStrategy()
+    _workers = rx.MultiWorkerMirroredStrategy(
+        logical_devices_per_replica=int(os.environ.get("LOGICAL_DEVICES", "1"))
+    )
     STRATEGIES = {"workers": lambda: _workers}
 
 

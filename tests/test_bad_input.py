@@ -210,16 +210,6 @@ def test_distribute_values(two):
         per_replica(two, [(1, 2), 3])
 
 
-def test_logical_devices(strategy):
-    for call in (
-        lambda: strategy.experimental_assign_to_logical_device(jnp.ones(2), 0),
-        lambda: strategy.experimental_split_to_logical_devices(jnp.ones(2), [1]),
-        lambda: strategy.experimental_replicate_to_logical_devices(jnp.ones(2)),
-    ):
-        with pytest.raises(ValueError, match="several logical devices"):
-            call()
-
-
 def test_arrays_of_another_replicas_device_are_moved_when_passed_as_arguments(two):
     total = two.reduce("SUM", per_replica(two, [1.0, 2.0]), axis=None)  # on the first device
     out = two.run(lambda x, y: x + y, args=(per_replica(two, [1.0, 2.0]), total))

@@ -68,10 +68,10 @@ def test_replica_context_inside_run(strategy):
             context.strategy is strategy,
             rx.in_cross_replica_context(),
             context.num_replicas_in_sync == strategy.num_replicas_in_sync,
-            len(context.devices),
+            len(context.devices) == strategy.topology.logical_devices_per_replica,
         )
 
-    assert strategy.run(fn) == (True, True, False, True, 1)
+    assert strategy.run(fn) == (True, True, False, True, True)
     assert not rx.has_strategy()
 
 

@@ -32,6 +32,14 @@ def test_gradient_accumulation():
     assert abs(by_cond).max() > 0.5
 
 
+def test_planning():
+    main = runpy.run_path(str(PROJECT / "examples" / "planning.py"))["main"]
+    losses, plan = main()
+    assert losses[-1] < losses[0]
+    parameters = 784 * 2048 + 2048 * 2048 + 2048 * 10
+    assert sum(each.bytes for each in plan.collectives) == 4 * parameters + 4
+
+
 def test_resuming(capsys):
     main = runpy.run_path(str(PROJECT / "examples" / "resuming.py"))["main"]
     undisturbed, resumed = main()

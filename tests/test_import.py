@@ -50,7 +50,9 @@ def test_every_public_name_has_one_path(name):
         rx.errors,
         rx.experimental,
         rx.parts,
+        rx.planning,
         rx.preemption,
+        rx.tpu.experimental,
     ],
 )
 def test_the_names_of_submodules_exist_and_have_docstrings(module):

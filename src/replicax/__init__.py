@@ -3,7 +3,17 @@
 Write a training step once; a strategy decides on which devices and in how many replicas it runs.
 """
 
-from replicax import cluster_resolver, compat, config, errors, experimental, parts, preemption
+from replicax import (
+    cluster_resolver,
+    compat,
+    config,
+    errors,
+    experimental,
+    parts,
+    planning,
+    preemption,
+    tpu,
+)
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.cluster import ClusterSpec
 from replicax.execution import ReplicaContext, function
@@ -25,6 +35,7 @@ from replicax.strategies import (
     RunOptions,
     Strategy,
     StrategyExtended,
+    TPUStrategy,
     experimental_set_strategy,
     get_replica_context,
     get_strategy,
@@ -57,6 +68,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "Topology",
     "Variable",
     "VariableAggregation",
@@ -77,8 +89,10 @@ __all__ = [
     "in_cross_replica_context",
     "is_first_worker",
     "parts",
+    "planning",
     "preemption",
     "print",
+    "tpu",
     "value_and_grad",
 ]
 

@@ -7,6 +7,7 @@ import click
 from replicax import __version__
 from replicax.doctor._command import doctor_command
 from replicax.launch._command import launch_command
+from replicax.planning._command import plan_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,3 +18,4 @@ def main() -> None:
 
 main.add_command(doctor_command)
 main.add_command(launch_command)
+main.add_command(plan_command)

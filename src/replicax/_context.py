@@ -31,10 +31,11 @@ class Frame:
     """One context.
 
     `replica` is set in replica context and `copy`, the copy of the variables being updated, in
-    update context. `overlay` holds values that variables have for a differentiated function only,
-    `transaction` what to restore should the running function fail, `program` the program that is
-    being traced; `uneven` says that a compiled function runs eagerly because its replicas differ;
-    `runs` compiles what a compiled function with a loop over a dataset gives to `run`.
+    update context. `colocate_with` and `partition` say how variables are placed that are created.
+    `overlay` holds values that variables have for a differentiated function only, `transaction`
+    what to restore should the running function fail, `program` the program that is being traced;
+    `uneven` says that a compiled function runs eagerly because its replicas differ; `runs` compiles
+    what a compiled function with a loop over a dataset gives to `run`.
     """
 
     strategy: StrategyLike | None = None
@@ -42,6 +43,7 @@ class Frame:
     replica: Replica | None = None
     copy: int | None = None
     colocate_with: Variable | None = None
+    partition: tuple[int, ...] | None = None
     overlay: Overlay | None = None
     transaction: Transaction | None = None
     program: ProgramLike | None = None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from replicax.collectives import Collectives
     from replicax.execution import Executor
     from replicax.input import DistributedIterator
-    from replicax.topology import Topology
+    from replicax.topology import Home, Topology
     from replicax.variables import Variable, VariablePlacement
 
 ArrayLike: TypeAlias = "jax.Array | np.ndarray | np.generic | bool | int | float | complex"
@@ -94,6 +94,11 @@ class Replica(Protocol):
 
     @property
     def devices(self) -> tuple[jax.Device, ...]: ...
+
+    @property
+    def home(self) -> Home:
+        """Where its arrays are."""
+        ...
 
     def merge(
         self,

@@ -8,6 +8,7 @@ from replicax.cluster import (
     TFConfigClusterResolver,
     UnionResolver,
 )
+from replicax.tpu._resolver import TPUClusterResolver
 
 UnionClusterResolver = UnionResolver
 
@@ -17,6 +18,7 @@ __all__ = [
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
+    "TPUClusterResolver",
     "UnionClusterResolver",
     "UnionResolver",
 ]

@@ -13,6 +13,9 @@ from replicax.strategies import (
 from replicax.strategies import (
     ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
+from replicax.strategies import (
+    ExperimentalTPUStrategy as TPUStrategy,
+)
 
 CollectiveCommunication = CommunicationImplementation
 
@@ -24,5 +27,6 @@ __all__ = [
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
     "Optional",
+    "TPUStrategy",
     "ValueContext",
 ]

@@ -24,7 +24,8 @@ def test_every_strategy_divides_the_batch(strategy):
     local = [expected[replica] for replica in strategy.topology.local_replicas]
     assert shares_of(strategy, [element]) == [local]
     devices = [part.devices() for part in strategy.experimental_local_results(element)]
-    assert devices == [{device} for device in strategy.extended.worker_devices]
+    topology = strategy.topology
+    assert devices == [set(topology.devices[replica]) for replica in topology.local_replicas]
     if strategy.num_replicas_in_sync == 1:
         assert isinstance(element, jax.Array), "with one replica, values are plain"
 

@@ -24,13 +24,20 @@ TRAINING = "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "devices", "tests", "at_least"),
-    [(2, 1, ALL, 150), (2, 2, ALL, 150), (4, 1, [TRAINING], 6), (4, 2, [TRAINING], 6)],
-    ids=["2 x 1", "2 x 2", "4 x 1", "4 x 2"],
+    ("workers", "devices", "logical", "tests", "at_least"),
+    [
+        (2, 1, 1, ALL, 150),
+        (2, 2, 1, ALL, 150),
+        (4, 1, 1, [TRAINING], 6),
+        (4, 2, 1, [TRAINING], 6),
+        (2, 4, 2, [TRAINING, "tests/collectives", "tests/variables"], 40),
+    ],
+    ids=["2 x 1", "2 x 2", "4 x 1", "4 x 2", "2 x 4, replicas of 2"],
 )
-def test_the_same_tests_pass_among_workers(workers, devices, tests, at_least):
+def test_the_same_tests_pass_among_workers(workers, devices, logical, tests, at_least):
     arguments = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]
-    ended = run(arguments, 400, workers=workers, devices=devices)
+    told = [["env", f"LOGICAL_DEVICES={logical}"]] * workers
+    ended = run(arguments, 400, workers=workers, devices=devices, prefix=told)
     passed = set()
     for each in ended:
         assert each.code == 0, each.output[-5000:]

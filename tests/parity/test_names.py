@@ -39,6 +39,8 @@ FACES = {
         "rx.experimental.CentralStorageStrategy",
         "rx.MultiWorkerMirroredStrategy",
         "rx.experimental.MultiWorkerMirroredStrategy",
+        "rx.TPUStrategy",
+        "rx.experimental.TPUStrategy",
     ],
     "tf.distribute.experimental.MultiWorkerMirroredStrategy": [
         "rx.experimental.MultiWorkerMirroredStrategy",

@@ -184,13 +184,3 @@ def test_a_placement_of_ones_own():
     assert slot.device.id == 1
     strategy.run(lambda: variables[3].assign(sum(v.value for v in variables)))
     equal(variables[3], 6.0)
-
-
-def test_replicas_of_several_devices_are_refused():
-    class Wide(rx.Strategy):
-        def __init__(self):
-            topology = rx.Topology.of(jax.devices()[:4], logical_devices_per_replica=2)
-            super().__init__(rx.StrategyExtended(self, topology=topology))
-
-    with pytest.raises(ValueError, match="2 x 2 CPU"):
-        Wide()

@@ -67,7 +67,7 @@ class AcrossArrays(Collectives):
             return self._gather_from_workers(value, axis)
         # On the first device: the components may differ in size along the axis, and would need a
         # program for every combination of sizes.
-        first = self._topology.local_devices[0]
+        first = self._topology.local_homes[0]
         parts = [place(component, first) for component in value.values]
         return self.mirror(jnp.concatenate(parts, axis=axis))
 
@@ -116,8 +116,8 @@ class AcrossArrays(Collectives):
     def distribute(self, values: Sequence[Any]) -> PerReplica:
         topology = self._topology
         parts = [
-            place(values[replica], device)
-            for replica, device in zip(topology.local_replicas, topology.local_devices, strict=True)
+            place(values[replica], home)
+            for replica, home in zip(topology.local_replicas, topology.local_homes, strict=True)
         ]
         return PerReplica(parts, topology)
 

@@ -40,7 +40,7 @@ def launch(
     devices in different orders. Accelerators queue in order and need none of this.
     """
     tracing = _context.current().program is not None
-    if tracing or topology.num_replicas == 1:
+    if tracing or topology.num_replicas * topology.logical_devices_per_replica == 1:
         return program(*args)
     if topology.spans_processes:
         run = cluster.current().run

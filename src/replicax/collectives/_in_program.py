@@ -39,13 +39,28 @@ class InProgram(Collectives):
             array.astype(options.wire_dtype(dtype))
             for array, dtype in zip(arrays, dtypes, strict=True)
         ]
-        sizes = PackSizes.of(self._topology, options.bytes_per_pack)
-        sums = in_packs(lambda array: jax.lax.psum(array, REPLICA_AXIS), narrow, sizes)
+        sums = self._sums(narrow, options)
         scale = self._topology.num_replicas if op is ReduceOp.MEAN else 1
         return [
             self.as_mirrored(total.astype(dtype) / scale if scale > 1 else total.astype(dtype))
             for total, dtype in zip(sums, dtypes, strict=True)
         ]
+
+    def _sums(self, arrays: list[jax.Array], options: CommunicationOptions) -> Sequence[jax.Array]:
+        topology = self._topology
+        if topology.logical_devices_per_replica == 1:
+            sizes = PackSizes.of(topology, options.bytes_per_pack)
+            return in_packs(lambda array: jax.lax.psum(array, REPLICA_AXIS), arrays, sizes)
+        if topology.num_replicas == 1:  # a sum of one array in parts is refused by XLA
+            return arrays
+        # A pack would have to gather arrays that are divided; XLA joins these sums by itself.
+        return [self._sum_of_parts(array) for array in arrays]
+
+    def _sum_of_parts(self, array: jax.Array) -> jax.Array:
+        # XLA:CPU aborts the process for bfloat16, among replicas of several devices.
+        narrow = array.dtype == jnp.bfloat16 and self._topology.devices[0][0].platform == "cpu"
+        wide = array.astype(jnp.float32) if narrow else array
+        return jax.lax.psum(wide, REPLICA_AXIS).astype(array.dtype)
 
     def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
         require_numeric(value, "gather")

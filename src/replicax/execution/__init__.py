@@ -1,6 +1,7 @@
 """How a function is run on the replicas."""
 
 from replicax.execution._compiled_runs import CompiledRuns
+from replicax.execution._compiling import CompilingExecutor
 from replicax.execution._direct import DirectExecutor
 from replicax.execution._eager import EagerExecutor
 from replicax.execution._executor import Executor, require_call
@@ -15,6 +16,7 @@ from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 
 __all__ = [
     "CompiledRuns",
+    "CompilingExecutor",
     "DirectExecutor",
     "EagerExecutor",
     "Element",

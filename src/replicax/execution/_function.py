@@ -118,8 +118,12 @@ class Function:
         """The program for these arguments, without running it.
 
         `.as_text()` shows it as JAX hands it to XLA, `.compile().as_text()` as XLA made it,
-        `.cost_analysis()` what it costs.
+        `.cost_analysis()` what it costs. A `jax.ShapeDtypeStruct` can stand for an array.
         """
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The program for these arguments, one stage before `lower`: `.jaxpr` shows it."""
         signature, arrays = signature_of(None, _context.current(), args, kwargs)
         program, arrays = self._program(signature, arrays, take=False)
         if isinstance(program, _AsPython):
@@ -127,7 +131,7 @@ class Function:
                 f"`{self.__name__}` runs eagerly for these arguments, because {program.value}; "
                 "there is no program to show."
             )
-        return program.lower(arrays)
+        return program.trace(arrays)
 
     def _call(
         self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
@@ -298,6 +302,9 @@ class FunctionOfInstance:
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         return self.function.lower(self.instance, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        return self.function.trace(self.instance, *args, **kwargs)
 
 
 @overload

@@ -275,6 +275,7 @@ class _ShardedExecutor(Executor):
         mapped = jax.shard_map(
             body,
             mesh=topology.mesh,
+            axis_names={REPLICA_AXIS},  # XLA divides the work over the logical devices
             in_specs=(inputs.specs, state_specs),
             out_specs=(_SPLIT, new_specs),
             check_vma=False,  # gradients are local; collectives have rules of their own

@@ -30,6 +30,7 @@ from replicax.variables import Variable
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
+    from replicax.topology import Home
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,11 @@ class ReplicaContext:
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices of this replica; several if it has logical devices."""
         return self._devices
+
+    @property
+    def home(self) -> Home:
+        """Where the arrays of this replica are."""
+        return self._strategy.topology.local_homes[self._local_index]
 
     @property
     def local_index(self) -> int:

@@ -57,7 +57,7 @@ def describe(
     arrays: list[Any] = []
     fills: list[Any] = []
     for leaf in leaves:
-        if isinstance(leaf, jax.Array):
+        if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
             keys.append((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
             arrays.append(leaf)
             fills.append(_itself)

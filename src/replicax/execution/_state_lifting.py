@@ -95,7 +95,11 @@ class Lifted:
         shardings: Any = None
         if self.topology is not None:
             whole, split = self.topology.replicated, self.topology.split
-            shardings = [split if v.split_over_replicas else whole for v in self.written]
+            shardings = [variable.layout(self.topology) for variable in self.written]
+            if self.topology.logical_devices_per_replica > 1:
+                # A replica's result stays as it is divided over its devices.
+                split = None
+                whole = None if self.topology.num_replicas == 1 else whole
             shardings += [split if is_split else whole for is_split in outputs.split]
         self.jitted = jax.jit(
             jaxpr_as_fun(jaxpr),
@@ -121,9 +125,9 @@ class Lifted:
                 variable.settle_program(array, topology, self._donates)
         return self._outputs.rebuild(results[len(self.written) :], topology)
 
-    def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
-        """The program for these arrays, as JAX shows it; nothing is run."""
-        return self.jitted.lower(*self._states(), *self._on_mesh(arrays))
+    def trace(self, arrays: Sequence[Any]) -> jax.stages.Traced:
+        """The program for these arrays, as JAX shows it; nothing is run, nor has to be there."""
+        return self.jitted.trace(*self._lifted(), *self._on_mesh(arrays))
 
     def _agree(self, arguments: Sequence[Any]) -> None:
         """Before its first run: makes sure that all workers are about to run the same program."""
@@ -138,16 +142,17 @@ class Lifted:
             cluster.current().agree_on_program(self._label, facts, text)
         self._agreed = True
 
+    def _lifted(self) -> list[Any]:
+        return [variable.lift(self.topology) for variable in (*self.written, *self.read)]
+
     def _states(self) -> list[Any]:
-        topology = self.topology
-        states = [variable.lift(topology) for variable in self.written]
+        states = self._lifted()
         # What somebody else may hold is copied before the program reuses its memory.
         escaped = [i for i, variable in enumerate(self.written) if not variable.exclusive]
         if escaped and self._donates:
             copies = _copies([states[i] for i in escaped])
             for i, copy in zip(escaped, copies, strict=True):
                 states[i] = copy
-        states += [variable.lift(topology) for variable in self.read]
         return states
 
     def _on_mesh(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -170,8 +175,10 @@ class Lifted:
         return moved
 
 
-def _spanning(array: Any, topology: Topology) -> jax.Array:
+def _spanning(array: Any, topology: Topology) -> Any:
     """What this process has for a program of all workers."""
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return array
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return array
     return topology.replicate(array)
@@ -253,7 +260,9 @@ class _Outputs:
 
 
 def _first_copy(array: jax.Array, topology: Topology | None) -> jax.Array:
-    """A plain result is on the first device, as in eager execution."""
+    """A plain result is where the first replica is, as in eager execution."""
     if topology is None or isinstance(array, Tracer):
         return array
-    return array.addressable_data(0)
+    if topology.logical_devices_per_replica == 1:
+        return array.addressable_data(0)
+    return Mirrored.from_array(array, topology).primary

@@ -33,8 +33,8 @@ def to_devices(step: Step, topology: Topology) -> Nest:
     else:
         columns = step.columns()
         numeric = [leaf for leaf, column in enumerate(columns) if is_numeric(column[0].dtype)]
-        devices = list(topology.local_devices)
-        placed = jax.device_put([columns[leaf] for leaf in numeric], [devices] * len(numeric))
+        homes = list(topology.local_homes)
+        placed = jax.device_put([columns[leaf] for leaf in numeric], [homes] * len(numeric))
         for leaf, column in zip(numeric, placed, strict=True):
             columns[leaf] = column
         leaves = _values(columns, step, topology)

@@ -159,10 +159,9 @@ class Optimizer:
     def _make_slots(self, variables: Sequence[Variable]) -> tuple[list[Variable], Any]:
         """The optimizer's state as variables, each where its variable is."""
         # Now, also while a program is traced: slots are variables, and start with numbers.
-        with jax.ensure_compile_time_eval():
-            state = self._tx.init([variable.stored_value() for variable in variables])
-        leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         strategy = get_strategy()
+        state = strategy.placement.initial(lambda *values: self._tx.init([*values]), *variables)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         slots = []
         for path, leaf in leaves:
             owner = _owner(path, leaf, variables)

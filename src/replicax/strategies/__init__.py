@@ -19,11 +19,13 @@ from replicax.strategies._multi_worker import (
 from replicax.strategies._one_device import OneDeviceStrategy, one_device
 from replicax.strategies._steps import MultiStepContext
 from replicax.strategies._strategy import RunOptions, Strategy, ValueContext
+from replicax.strategies._tpu import ExperimentalTPUStrategy, TPUStrategy, tpu
 
 __all__ = [
     "Axis",
     "CentralStorageStrategy",
     "ExperimentalMultiWorkerMirroredStrategy",
+    "ExperimentalTPUStrategy",
     "MirroredStrategy",
     "MultiStepContext",
     "MultiWorkerMirroredStrategy",
@@ -31,6 +33,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "ValueContext",
     "central_storage",
     "experimental_set_strategy",
@@ -41,4 +44,5 @@ __all__ = [
     "mirrored",
     "multi_worker",
     "one_device",
+    "tpu",
 ]

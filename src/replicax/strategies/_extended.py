@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +35,7 @@ from replicax.execution import (
 from replicax.input import from_tensor_slices
 from replicax.strategies._combining import leaf_array, reducible
 from replicax.strategies._steps import MultiStepContext, StepRunner
-from replicax.topology import Topology, resolve_devices
+from replicax.topology import Home, Topology, resolve_devices
 from replicax.values import (
     Component,
     DistributedValues,
@@ -89,11 +90,6 @@ class StrategyExtended:
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
     ) -> None:
-        if topology.logical_devices_per_replica > 1:
-            raise InvalidArgument(
-                f"Replicas of several devices cannot be run by this strategy; got {topology}. Give "
-                "each replica one device."
-            )
         self._strategy = container_strategy
         self._topology = topology
         self._placement = MirroredPlacement() if placement is None else placement
@@ -317,7 +313,7 @@ class StrategyExtended:
     def _deliver(self, value: Any, target: tuple[tuple[jax.Device, ...], bool]) -> Any:
         devices, single = target
         if single:
-            return place(leaf_array(value), devices[0])
+            return place(leaf_array(value), self._home_of(devices[0]))
         home = value.topology if isinstance(value, Mirrored) else None
         if home is not None and home.local_devices == devices:
             return value
@@ -338,11 +334,19 @@ class StrategyExtended:
         ):
             return resolve_devices(destinations)
         if isinstance(destinations, jax.Array):
-            return tuple(sorted(destinations.devices(), key=lambda device: device.id))
+            held = destinations.devices()
+            firsts = tuple(device for device in self._topology.local_devices if device in held)
+            return firsts or tuple(sorted(held, key=lambda device: device.id))
         raise InvalidType(
             f"Destinations are a variable, a distributed value, a device or several; got "
             f"{destinations!r}."
         )
+
+    def _home_of(self, device: jax.Device) -> Home:
+        """A replica's home, for its first device; any other device is one by itself."""
+        topology = self._topology
+        homes = dict(zip(topology.local_devices, topology.local_homes, strict=True))
+        return homes.get(device, device)
 
     # Input.
 
@@ -429,8 +433,9 @@ class StrategyExtended:
             for index, device in enumerate(devices[:1] if alone else devices):
                 here = replace(frame, kind=Kind.UPDATE, copy=index)
                 with _context.entered(here), jax.default_device(device):
+                    home = self._home_of(device)
                     here_args, here_kwargs = _nest.transform(
-                        lambda leaf, index=index, device=device: _copy_at(leaf, index, device),
+                        lambda leaf, index=index, home=home: _copy_at(leaf, index, home),
                         arguments,
                     )
                     results.append(fn(*here_args, **here_kwargs))
@@ -464,6 +469,36 @@ class StrategyExtended:
         with _context.entered(replace(frame, colocate_with=colocate_with_variable)):
             yield
 
+    @contextmanager
+    def partition(self, partition_dimensions: Sequence[int]) -> Iterator[None]:
+        """Variables created inside are divided over the logical devices of each replica.
+
+        So is the state that an optimizer keeps for them. The initial value of a callable is made in
+        parts, and is nowhere as a whole.
+
+        Args:
+          partition_dimensions: Into how many parts each dimension is divided; their product is the
+            number of logical devices.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.MirroredStrategy(
+        ...     ["CPU:0", "CPU:1", "CPU:2", "CPU:3"], logical_devices_per_replica=2)
+        >>> with strategy.scope(), strategy.extended.partition([1, 2]):
+        ...     weight = rx.Variable(lambda: jnp.zeros((512, 1024)))
+        >>> weight.value.sharding.shard_shape(weight.shape)
+        (512, 512)
+        """
+        frame = _context.cross_replica(self._strategy, "partition")
+        parts = tuple(partition_dimensions)
+        count = self._topology.logical_devices_per_replica
+        if math.prod(parts) != count:
+            raise InvalidArgument(
+                f"The product of `partition_dimensions` has to be the number of logical devices of "
+                f"a replica, which is {count}; got {list(parts)}."
+            )
+        with _context.entered(replace(frame, partition=parts)):
+            yield
+
     def variable_created_in_scope(self, v: Variable) -> bool:
         """Whether `v` was created in the scope of this strategy."""
         return v.strategy is self._strategy.identity
@@ -485,13 +520,13 @@ class StrategyExtended:
             )
 
 
-def _copy_at(leaf: Any, index: int, device: jax.Device) -> Any:
+def _copy_at(leaf: Any, index: int, home: Home) -> Any:
     """What an update function on copy `index` gets for an argument."""
     if isinstance(leaf, Variable):
         return leaf.values[index] if len(leaf.values) > index else leaf.values[0]
     if isinstance(leaf, Mirrored):
         local = leaf.component(index) if len(leaf.values) > index else leaf.primary
-        return place(local, device)
+        return place(local, home)
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
-        return place(leaf, device)
+        return place(leaf, home)
     return leaf

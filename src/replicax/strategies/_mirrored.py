@@ -18,17 +18,31 @@ class MirroredStrategy(Strategy):
 
     Args:
       devices: The devices; by default all of the best kind there is.
+      logical_devices_per_replica: How many devices, one after another, form a replica; see
+        `experimental_split_to_logical_devices` and `extended.partition`.
 
     >>> import replicax as rx
     >>> rx.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
     2
     """
 
-    def __init__(self, devices: Sequence[DeviceLike] | None = None) -> None:
-        super().__init__(mirrored(self, devices))
+    def __init__(
+        self,
+        devices: Sequence[DeviceLike] | None = None,
+        *,
+        logical_devices_per_replica: int = 1,
+    ) -> None:
+        super().__init__(mirrored(self, devices, logical_devices_per_replica))
 
 
-def mirrored(strategy: Strategy, devices: Sequence[DeviceLike] | None) -> StrategyExtended:
-    """The parts of a strategy with one replica a device."""
-    topology = Topology.of(best_devices() if devices is None else devices)
+def mirrored(
+    strategy: Strategy,
+    devices: Sequence[DeviceLike] | None,
+    logical_devices_per_replica: int = 1,
+) -> StrategyExtended:
+    """The parts of a strategy with one replica a device, or a group of devices."""
+    topology = Topology.of(
+        best_devices() if devices is None else devices,
+        logical_devices_per_replica=logical_devices_per_replica,
+    )
     return StrategyExtended(strategy, topology=topology, placement=MirroredPlacement())

@@ -28,6 +28,7 @@ class MultiWorkerMirroredStrategy(Strategy):
       communication_options: How values are combined where a call does not say. `timeout_seconds`
         is how long a worker that is alive is waited for, by default five minutes;
         `implementation` is a preference.
+      logical_devices_per_replica: How many devices of a worker, one after another, form a replica.
 
     >>> import replicax as rx
     >>> strategy = rx.MultiWorkerMirroredStrategy()
@@ -39,8 +40,12 @@ class MultiWorkerMirroredStrategy(Strategy):
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        logical_devices_per_replica: int = 1,
     ) -> None:
-        super().__init__(multi_worker(self, cluster_resolver, communication_options))
+        super().__init__(
+            multi_worker(self, cluster_resolver, communication_options, logical_devices_per_replica)
+        )
 
 
 @final
@@ -64,6 +69,7 @@ def multi_worker(
     strategy: Strategy,
     cluster_resolver: ClusterResolver | None,
     communication_options: CommunicationOptions | None,
+    logical_devices_per_replica: int = 1,
 ) -> StrategyExtended:
     """The parts of a strategy of several workers, who come together here."""
     resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
@@ -82,7 +88,10 @@ def multi_worker(
         cluster.join(members, options.timeout_seconds)
     return StrategyExtended(
         strategy,
-        topology=Topology.of(best_devices() if members is None else jax.devices()),
+        topology=Topology.of(
+            best_devices() if members is None else jax.devices(),
+            logical_devices_per_replica=logical_devices_per_replica,
+        ),
         placement=MirroredPlacement(),
         communication_options=options,
         cluster_resolver=resolver,

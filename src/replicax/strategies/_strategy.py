@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from replicax import _context, _nest
 from replicax._enums import ReduceOp
@@ -22,6 +23,7 @@ from replicax.input import (
     distribute_from_function,
 )
 from replicax.strategies._combining import Axis, gather_nest, reduce_nest
+from replicax.strategies._layout import lay_out
 from replicax.values import DistributedValues, place, regroup, require_home
 from replicax.variables import Variable
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from replicax.cluster import ClusterResolver
     from replicax.collectives import Collectives
     from replicax.strategies._extended import StrategyExtended
-    from replicax.topology import Topology
+    from replicax.topology import Home, Topology
     from replicax.variables import VariablePlacement
 
 
@@ -216,12 +218,10 @@ class Strategy:
         ):
             nests = [
                 jax.tree.map(
-                    lambda leaf, device=device: _on_device(leaf, device),
+                    lambda leaf, home=home: _on_device(leaf, home),
                     value_fn(ValueContext(replica, topology.num_replicas)),
                 )
-                for replica, device in zip(
-                    topology.local_replicas, topology.local_devices, strict=True
-                )
+                for replica, home in zip(topology.local_replicas, topology.local_homes, strict=True)
             ]
         return regroup(nests, topology, always_wrap=True)
 
@@ -266,26 +266,43 @@ class Strategy:
         return self._extended.experimental_make_numpy_dataset(numpy_input)
 
     def experimental_assign_to_logical_device(
-        self, tensor: Any, logical_device_id: int
-    ) -> NoReturn:
-        """Places a tensor on one logical device of each replica."""
-        self._refuse_logical_devices("experimental_assign_to_logical_device")
+        self, tensor: jax.Array, logical_device_id: int
+    ) -> jax.Array:
+        """The same tensor. XLA has no way to have one logical device do all the work on it.
+
+        It is on all logical devices of the replica, as with
+        `experimental_replicate_to_logical_devices`.
+
+        Args:
+          tensor: A replica's own value.
+          logical_device_id: Which of the logical devices of a replica; checked.
+        """
+        count = self.topology.logical_devices_per_replica
+        if not isinstance(logical_device_id, int) or not 0 <= logical_device_id < count:
+            raise InvalidArgument(
+                f"`logical_device_id` has to be one of the {count} logical device(s) of a replica, "
+                f"from 0 to {count - 1}; got {logical_device_id!r}."
+            )
+        return self.experimental_replicate_to_logical_devices(tensor)
 
     def experimental_split_to_logical_devices(
-        self, tensor: Any, partition_dimensions: Sequence[int]
-    ) -> NoReturn:
-        """Divides a tensor over the logical devices of each replica."""
-        self._refuse_logical_devices("experimental_split_to_logical_devices")
+        self, tensor: jax.Array, partition_dimensions: Sequence[int]
+    ) -> jax.Array:
+        """The same tensor, divided over the logical devices of the replica.
 
-    def experimental_replicate_to_logical_devices(self, tensor: Any) -> NoReturn:
-        """Copies a tensor to all logical devices of each replica."""
-        self._refuse_logical_devices("experimental_replicate_to_logical_devices")
+        What is computed from it is divided in the same way, as far as XLA finds that it pays.
 
-    def _refuse_logical_devices(self, method: str) -> NoReturn:
-        raise InvalidArgument(
-            f"`{method}` needs replicas with several logical devices; those of {self!r} have one "
-            "device each. Leave the call out, or use a strategy with logical devices."
-        )
+        Args:
+          tensor: A replica's own value.
+          partition_dimensions: Into how many parts each dimension is divided; their product is the
+            number of logical devices.
+        """
+        array = jnp.asarray(tensor)
+        return lay_out(array, self.topology.partition(partition_dimensions, array.shape), self)
+
+    def experimental_replicate_to_logical_devices(self, tensor: jax.Array) -> jax.Array:
+        """The same tensor, on all logical devices of the replica."""
+        return lay_out(jnp.asarray(tensor), PartitionSpec(), self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_replicas_in_sync})"
@@ -320,11 +337,11 @@ class Scope:
         self._entered.stack.pop().__exit__(*exception)
 
 
-def _on_device(leaf: Any, device: jax.Device) -> Any:
+def _on_device(leaf: Any, home: Home) -> Any:
     """Numbers become an array on the replica's device; other objects stay what they are."""
     if isinstance(leaf, (str, bytes)):  # which `jnp.asarray` would take for the name of a dtype
         return leaf
     try:
-        return place(jnp.asarray(leaf), device)
+        return place(jnp.asarray(leaf), home)
     except (TypeError, OverflowError):
         return leaf

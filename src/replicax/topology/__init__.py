@@ -6,10 +6,11 @@ from replicax.topology._devices import (
     resolve_devices,
     set_logical_cpu_devices,
 )
-from replicax.topology._topology import REPLICA_AXIS, Topology
+from replicax.topology._topology import REPLICA_AXIS, Home, Topology
 
 __all__ = [
     "REPLICA_AXIS",
+    "Home",
     "Topology",
     "best_devices",
     "resolve_device",

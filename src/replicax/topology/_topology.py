@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,10 +14,11 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax._typing import DeviceLike
-from replicax.errors import DeviceError
+from replicax.errors import DeviceError, InvalidArgument
 from replicax.topology._devices import resolve_devices
 
 REPLICA_AXIS = "replica"
+Home = jax.Device | NamedSharding  # where one replica's arrays are
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class Topology:
                 "Every replica needs the same number of logical devices; got "
                 f"{[len(replica) for replica in self.devices]}."
             )
+        for number, replica in enumerate(self.devices):
+            if len({device.process_index for device in replica}) > 1:
+                raise DeviceError(
+                    f"The logical devices of a replica belong to one process; those of replica "
+                    f"{number} are of several: {', '.join(map(str, replica))}."
+                )
         everything = [device for replica in self.devices for device in replica]
         repeated = sorted({str(d) for d in everything if everything.count(d) > 1})
         if repeated:
@@ -88,6 +95,24 @@ class Topology:
         return tuple(self.devices[i][0] for i in self.local_replicas)
 
     @cached_property
+    def local_homes(self) -> tuple[Home, ...]:
+        """Where each local replica's arrays are: its device, or a copy on each of its devices."""
+        if self.logical_devices_per_replica == 1:
+            return self.local_devices
+        return self.divided_homes(PartitionSpec())
+
+    def divided_homes(self, spec: PartitionSpec) -> tuple[NamedSharding, ...]:
+        """Where the arrays of replicas with several devices are, if divided in a certain way."""
+        return tuple(NamedSharding(mesh, spec) for mesh in self._local_meshes)
+
+    @cached_property
+    def _local_meshes(self) -> tuple[Mesh, ...]:
+        """The logical devices of each local replica."""
+        names, grid = self.mesh.axis_names[1:], self.mesh.devices
+        types = (AxisType.Auto,) * len(names)
+        return tuple(Mesh(grid[i], names, axis_types=types) for i in self.local_replicas)
+
+    @cached_property
     def spans_processes(self) -> bool:
         """Whether some of the replicas belong to other processes."""
         return len(self.local_replicas) < self.num_replicas
@@ -114,6 +139,46 @@ class Topology:
         """The first dimension divided over the replicas."""
         return NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
 
+    def partition(self, dimensions: Sequence[int], shape: Sequence[int]) -> PartitionSpec:
+        """How an array of `shape` is divided over the logical devices of each replica.
+
+        Its dimension i is divided into `dimensions[i]` parts; there is one part for each device.
+        """
+        parts = tuple(dimensions)
+        count = self.logical_devices_per_replica
+        if not all(isinstance(part, int) and part > 0 for part in parts):
+            raise InvalidArgument(
+                f"`partition_dimensions` are whole numbers, one for each dimension; got "
+                f"{list(dimensions)}."
+            )
+        if len(parts) != len(shape):
+            raise InvalidArgument(
+                f"`partition_dimensions` has to have one number for each dimension; got "
+                f"{list(parts)} for a tensor of shape {tuple(shape)}."
+            )
+        if math.prod(parts) != count:
+            raise InvalidArgument(
+                f"The product of `partition_dimensions` has to be the number of logical devices of "
+                f"a replica, which is {count}; got {list(parts)}."
+            )
+        for size, part in zip(shape, parts, strict=True):
+            if size % part:
+                raise InvalidArgument(
+                    f"A tensor of shape {tuple(shape)} cannot be divided by `partition_dimensions` "
+                    f"{list(parts)}: {size} is not divisible by {part}."
+                )
+        free = [(name, size) for name, size in self.mesh.shape.items() if name != REPLICA_AXIS]
+        axes: list[tuple[str, ...] | None] = []
+        for part in parts:
+            taken: list[str] = []
+            for name, size in list(free):
+                if part % size == 0:  # axes have prime sizes, so that no choice is wrong
+                    taken.append(name)
+                    free.remove((name, size))
+                    part //= size
+            axes.append(tuple(taken) or None)
+        return PartitionSpec(*axes)
+
     def replicate(self, value: Any) -> jax.Array:
         """`value` on every device of the topology; the same one in every process."""
         if not self.spans_processes or isinstance(value, Tracer):
@@ -124,8 +189,21 @@ class Topology:
             value = value.addressable_data(0)
         # Each process brings its own copies. `device_put` would compare the values of all
         # processes first, in a collective of its own.
-        copies = jax.device_put([value] * len(self.local_devices), list(self.local_devices))
+        devices = [device for replica in self.local_replicas for device in self.devices[replica]]
+        copies = jax.device_put([value] * len(devices), devices)
         return jax.make_array_from_single_device_arrays(copies[0].shape, self.replicated, copies)
+
+    def lay_out(self, value: Any, spec: PartitionSpec) -> jax.Array:
+        """`value` on all devices, divided over the logical devices of each replica."""
+        sharding = NamedSharding(self.mesh, spec)
+        if isinstance(value, Tracer):
+            return jax.lax.with_sharding_constraint(value, sharding)
+        if isinstance(value, jax.Array) and value.sharding == sharding:
+            return value
+        if not self.spans_processes:
+            return jax.device_put(value, sharding)
+        own = self.replicate(value).addressable_data(0)
+        return jax.make_array_from_callback(own.shape, sharding, lambda index: own[index])
 
     def __str__(self) -> str:
         kind = self.devices[0][0].platform.upper()

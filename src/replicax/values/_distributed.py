@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _context, cluster
 from replicax._operators import ArrayOperators
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
-from replicax.topology import REPLICA_AXIS, Topology
+from replicax.topology import REPLICA_AXIS, Home, Topology
 
 Shape = tuple[int, ...]
 
@@ -100,7 +101,18 @@ class DistributedValues(ABC):
         assert self._array is not None
         assert self._topology is not None
         held = {shard.device: shard.data for shard in self._array.addressable_shards}
-        return tuple(held[device] for device in self._topology.local_devices)
+        topology = self._topology
+        if topology.logical_devices_per_replica == 1:
+            return tuple(held[device] for device in topology.local_devices)
+        shape, spec = _part(self._array, topology)
+        return tuple(
+            jax.make_array_from_single_device_arrays(
+                shape, home, [held[device] for device in topology.devices[replica]]
+            )
+            for replica, home in zip(
+                topology.local_replicas, topology.divided_homes(spec), strict=True
+            )
+        )
 
     def block_until_ready(self) -> Self:
         """Waits until all components are there; what `jax.block_until_ready` calls."""
@@ -314,9 +326,11 @@ class Mirrored(ArrayOperators, DistributedValues):
         if self._array is None:
             if any(isinstance(c, Tracer) for c in self.values):
                 return self.values[0]
-            self._array = _assembled(
-                np.shape(self.values[0]), topology.replicated, self.values, topology
-            )
+            layout = topology.replicated
+            first = getattr(self.values[0], "sharding", None)
+            if topology.logical_devices_per_replica > 1 and isinstance(first, NamedSharding):
+                layout = NamedSharding(topology.mesh, first.spec)
+            self._array = _assembled(np.shape(self.values[0]), layout, self.values, topology)
         return self._array
 
     def _take_apart(self) -> tuple[jax.Array, ...]:
@@ -339,16 +353,21 @@ def is_numeric(dtype: np.dtype) -> bool:
     return dtype.kind not in "OSUMm" and dtype.names is None
 
 
-def place(value: Any, device: jax.Device) -> jax.Array:
-    """`value` as an array on `device`; the array itself when it is there already.
+def place(value: Any, home: Home) -> jax.Array:
+    """`value` as an array at `home`; the array itself when it is there already, also in parts.
 
     While a program is traced nothing is moved: where things are is XLA's business there.
     """
     if isinstance(value, Tracer) or _context.current().program is not None:
         return value
-    if isinstance(value, jax.Array) and value.devices() == {device}:
+    if isinstance(value, jax.Array) and is_at(value, home):
         return value
-    return jax.device_put(value, device)
+    return jax.device_put(value, home)
+
+
+def is_at(array: jax.Array, home: Home) -> bool:
+    """Whether an array is on all devices of a replica, and only there."""
+    return array.devices() == ({home} if isinstance(home, jax.Device) else home.device_set)
 
 
 def _assembled(
@@ -357,10 +376,39 @@ def _assembled(
     """One array of what is on, or goes to, each replica's device; now, also while tracing."""
     with jax.ensure_compile_time_eval():
         placed = [
-            c if isinstance(c, jax.Array) and c.devices() == {device} else jax.device_put(c, device)
-            for c, device in zip(components, topology.local_devices, strict=True)
+            component if _is_laid_out(component, home) else jax.device_put(component, home)
+            for component, home in zip(components, _parts(sharding, topology), strict=True)
         ]
+        if topology.logical_devices_per_replica > 1:
+            placed = [shard.data for array in placed for shard in array.addressable_shards]
         return jax.make_array_from_single_device_arrays(shape, sharding, placed)
+
+
+def _is_laid_out(value: Any, home: Home) -> bool:
+    if not isinstance(value, jax.Array):
+        return False
+    if isinstance(home, jax.Device):
+        return value.devices() == {home}
+    return value.sharding.is_equivalent_to(home, value.ndim)
+
+
+def _part(array: jax.Array, topology: Topology) -> tuple[Shape, PartitionSpec]:
+    """Shape and layout, on its devices, of what one replica has of a global array."""
+    spec = getattr(array.sharding, "spec", PartitionSpec())
+    first, *rest = (*spec, None)
+    axes = first if isinstance(first, tuple) else (first,)
+    if REPLICA_AXIS not in axes:
+        return array.shape, spec
+    others = tuple(axis for axis in axes if axis != REPLICA_AXIS)
+    return _component_shape(array.shape, topology), PartitionSpec(others or None, *rest)
+
+
+def _parts(sharding: NamedSharding, topology: Topology) -> Sequence[Home]:
+    """Where each local replica's part of a global array of that sharding has to be."""
+    if topology.logical_devices_per_replica == 1:
+        return topology.local_devices
+    spec = PartitionSpec(*(None if axis == REPLICA_AXIS else axis for axis in sharding.spec))
+    return topology.divided_homes(spec)
 
 
 def _component_shape(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from replicax import _nest, cluster
 from replicax._typing import Nest
 from replicax.errors import ForeignValue, StructureMismatch
-from replicax.topology import Topology
+from replicax.topology import Home, Topology
 from replicax.values._distributed import DistributedValues, Mirrored, PerReplica, place
 
 
@@ -101,15 +101,15 @@ def select(nest: Nest, index: int, topology: Topology) -> Nest:
 
     Plain arrays are brought to the replica's device, for JAX does not mix devices by itself.
     """
-    device = topology.local_devices[index]
-    return _nest.transform(lambda leaf: _select_leaf(leaf, index, device), nest)
+    home = topology.local_homes[index]
+    return _nest.transform(lambda leaf: _select_leaf(leaf, index, home), nest)
 
 
-def _select_leaf(leaf: Any, index: int, device: jax.Device) -> Any:
+def _select_leaf(leaf: Any, index: int, home: Home) -> Any:
     if isinstance(leaf, DistributedValues):
         return leaf.component(index)
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
-        return place(leaf, device)
+        return place(leaf, home)
     return leaf
 
 

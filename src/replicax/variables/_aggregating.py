@@ -41,7 +41,7 @@ class AggregatingVariable(SyncOnWriteVariable):
 
     def _read(self, frame: Frame) -> jax.Array:
         if frame.replica is not None:
-            return place(self.state, frame.replica.devices[0])
+            return place(self.state, frame.replica.home)
         return self.state
 
     def _write_agreed(self, frame: Frame, combine: Combine, value: Any) -> None:

@@ -1,10 +1,12 @@
-"""With which value a variable begins, where several workers make it."""
+"""With which value a variable begins, and how that gets to the devices."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import jax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
 
 from replicax import cluster
 from replicax.errors import CollectiveMismatch
@@ -34,6 +36,22 @@ def from_first_worker(
             f"Variable {request.name!r} does not begin alike on all workers: {seen}. Create the "
             "same variables in the same order on every worker."
         )
-    copies = jax.device_put([array] * len(topology.local_devices), list(topology.local_devices))
+    copies = jax.device_put([array] * len(topology.local_homes), list(topology.local_homes))
     own = PerReplica(copies, topology, shapes=[array.shape] * topology.num_replicas)
     return strategy.collectives.broadcast(own)
+
+
+def in_parts(strategy: StrategyLike, request: VariableRequest) -> jax.Array:
+    """The initial value, divided over the logical devices.
+
+    That of a callable is made where it is wanted: it may be too large for one device.
+    """
+    topology, parts = strategy.topology, request.partition
+    assert parts is not None
+    if topology.spans_processes or not callable(request.initial_value):
+        array = request.initial_array()
+        spec = topology.partition(parts, array.shape)
+        return topology.lay_out(from_first_worker(strategy, request, array).array(topology), spec)
+    made, shape = jax.make_jaxpr(request.initial_array_or_tracer, return_shape=True)()
+    layout = NamedSharding(topology.mesh, topology.partition(parts, shape.shape))
+    return jax.jit(jaxpr_as_fun(made), out_shardings=[layout])()[0]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _context
 from replicax._context import Frame
 from replicax.errors import ContextError
 from replicax.values import Mirrored, place
 from replicax.variables._copy import VariableWithCopies
-from replicax.variables._initial import from_first_worker
+from replicax.variables._initial import from_first_worker, in_parts
 from replicax.variables._on_write import SyncOnWriteVariable
-from replicax.variables._variable import Combine, VariableRequest
+from replicax.variables._variable import Combine, Variable, VariableRequest
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -24,10 +26,29 @@ if TYPE_CHECKING:
 class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
     """Copies that are written together and are always equal."""
 
+    _spec = PartitionSpec()  # how each copy is divided over the logical devices of its replica
+
     @classmethod
-    def create(cls, request: VariableRequest, strategy: StrategyLike) -> MirroredVariable:
+    def create(
+        cls, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
+    ) -> MirroredVariable:
+        if request.partition is not None:
+            return cls._divided(request, strategy)
         array = request.initial_array()
+        slot = isinstance(colocate_with, Variable) and colocate_with.shape == array.shape
+        if slot and colocate_with.partition is not None:
+            parts = colocate_with.partition
+            return cls._divided(replace(request, initial_value=array, partition=parts), strategy)
         return cls._build(request, strategy, from_first_worker(strategy, request, array), array)
+
+    @classmethod
+    def _divided(cls, request: VariableRequest, strategy: StrategyLike) -> MirroredVariable:
+        assert request.partition is not None
+        array = in_parts(strategy, request)
+        state = Mirrored.from_array(array, strategy.topology)
+        variable = cls._build(request, strategy, state, array)
+        variable._spec = strategy.topology.partition(request.partition, array.shape)
+        return variable
 
     @property
     def device(self) -> jax.Device:
@@ -47,8 +68,11 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
                 f"its copies differ. Current context: {frame}. Assign to the variable itself, or "
                 "use `strategy.extended.update(variable, fn)`."
             )
-        device = self._home.topology.local_devices[index]
-        new = combine(self.read_copy(index), place(value, device))
+        home = self._home.topology.local_homes[index]
+        new = combine(self.read_copy(index), place(value, home))
+        # In a program nothing is moved: it is told how to lay out what it returns.
+        if self.partition is not None and frame.program is None:
+            new = jax.device_put(new, self._home.topology.divided_homes(self._spec)[index])
         self.set_state(self.state.replaced(index, new))
 
     def _read(self, frame: Frame) -> jax.Array:
@@ -59,7 +83,7 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
             assert frame.copy is not None
             return self.read_copy(frame.copy)
         if frame.replica is not None:  # a replica of another strategy
-            return place(self.read_copy(0), frame.replica.devices[0])
+            return place(self.read_copy(0), frame.replica.home)
         return self.read_copy(0)
 
     def _write_agreed(self, frame: Frame, combine: Combine, value: Any) -> None:
@@ -75,6 +99,8 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
         return self.state.array(self._home.topology)
 
     def store_cross_replica_array(self, array: jax.Array) -> None:
+        if self.partition is not None and _context.current().program is None:
+            array = self._home.topology.lay_out(array, self._spec)
         self.set_state(self._home.collectives.as_mirrored(array))
 
     def lift(self, topology: Topology | None) -> jax.Array:
@@ -90,6 +116,10 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
         else:
             super().settle_program(array, topology, exclusive)
 
+    def layout(self, topology: Topology) -> NamedSharding:
+        own = topology == self._home.topology
+        return NamedSharding(topology.mesh, self._spec) if own else topology.replicated
+
     def wrap_state(self, array: jax.Array, topology: Topology | None, inside: bool) -> Mirrored:
         return Mirrored.from_array(array, topology or self._home.topology, inside=inside)
 
@@ -102,4 +132,5 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
         home = self._home.topology
         if topology is None or topology is home or topology == home:
             return Mirrored.from_array(array, home)
-        return Mirrored.from_array(home.replicate(array.addressable_data(0)), home)
+        array = home.replicate(array.addressable_data(0))
+        return Mirrored.from_array(home.lay_out(array, self._spec), home)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 import jax
 
 from replicax._enums import VariableSynchronization
+from replicax.errors import InvalidArgument
 from replicax.topology import Topology
 from replicax.variables._aggregating import AggregatingVariable
 from replicax.variables._mirrored import MirroredVariable
@@ -16,7 +18,7 @@ from replicax.variables._sync_on_read import SyncOnReadVariable
 from replicax.variables._variable import Variable, VariableRequest
 
 if TYPE_CHECKING:
-    from replicax._typing import StrategyLike
+    from replicax._typing import Nest, StrategyLike
 
 
 class VariablePlacement(ABC):
@@ -32,6 +34,11 @@ class VariablePlacement(ABC):
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         """The local devices that hold variables."""
 
+    def initial(self, make: Callable[..., Nest], *variables: Variable) -> Nest:
+        """What variables begin with: `make` of the values of others, also while tracing."""
+        with jax.ensure_compile_time_eval():
+            return make(*(variable.stored_value() for variable in variables))
+
 
 @final
 class MirroredPlacement(VariablePlacement):
@@ -42,7 +49,7 @@ class MirroredPlacement(VariablePlacement):
     ) -> Variable:
         if request.synchronization is VariableSynchronization.ON_READ:
             return SyncOnReadVariable.create(request, strategy)
-        return MirroredVariable.create(request, strategy)
+        return MirroredVariable.create(request, strategy, colocate_with)
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices
@@ -58,6 +65,7 @@ class ParameterDevicePlacement(VariablePlacement):
     def create(
         self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
     ) -> Variable:
+        _require_one_device(strategy)
         if request.synchronization is VariableSynchronization.ON_READ:
             return SyncOnReadVariable.create(request, strategy)
         return AggregatingVariable.create(request, strategy, self._device)
@@ -73,7 +81,16 @@ class OneDevicePlacement(VariablePlacement):
     def create(
         self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
     ) -> Variable:
+        _require_one_device(strategy)
         return PlainVariable.create(request, strategy, strategy.topology.local_devices[0])
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices
+
+
+def _require_one_device(strategy: StrategyLike) -> None:
+    if strategy.topology.logical_devices_per_replica > 1:
+        raise InvalidArgument(
+            f"Variables with one copy are for replicas of one device; got {strategy.topology}. Use "
+            "`rx.parts.MirroredPlacement()`."
+        )

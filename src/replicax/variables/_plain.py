@@ -47,7 +47,7 @@ class PlainVariable(Variable):
 
     def _read(self, frame: Frame) -> jax.Array:
         if frame.replica is not None and self._pinned:
-            return place(self.state, frame.replica.devices[0])
+            return place(self.state, frame.replica.home)
         return self.state
 
     def _write(self, frame: Frame, combine: Combine, value: Any) -> None:

@@ -29,6 +29,11 @@ class SyncOnReadVariable(VariableWithCopies):
     def create(cls, request: VariableRequest, strategy: StrategyLike) -> SyncOnReadVariable:
         array = request.initial_array()
         topology = strategy.topology
+        if request.partition is not None:
+            raise InvalidArgument(
+                f"The ON_READ variable {request.name!r} cannot be divided over logical devices. "
+                "Create it outside of `partition`."
+            )
         copies = from_first_worker(strategy, request, array).values
         state = PerReplica(copies, topology, shapes=[array.shape] * topology.num_replicas)
         return cls._build(request, strategy, state, array)
@@ -43,8 +48,8 @@ class SyncOnReadVariable(VariableWithCopies):
         return self.state.component(index)
 
     def write_copy(self, frame: Frame, index: int, combine: Combine, value: Any) -> None:
-        device = self._home.topology.local_devices[index]
-        new = combine(self.read_copy(index), place(value, device))
+        home = self._home.topology.local_homes[index]
+        new = combine(self.read_copy(index), place(value, home))
         self.set_state(self.state.replaced(index, new))
 
     def _read(self, frame: Frame) -> jax.Array:
@@ -58,7 +63,7 @@ class SyncOnReadVariable(VariableWithCopies):
                 "`aggregation=rx.VariableAggregation.SUM` (or MEAN, ONLY_FIRST_REPLICA)."
             )
         total = self._home.collectives.aggregate(self.aggregation, self.state).primary
-        return total if frame.replica is None else place(total, frame.replica.devices[0])
+        return total if frame.replica is None else place(total, frame.replica.home)
 
     def _write(self, frame: Frame, combine: Combine, value: Any) -> None:
         index = self._own_copy(frame)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
+from jax.sharding import NamedSharding
 
 from replicax import _context
 from replicax._context import Frame, Kind
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from replicax.topology import Topology
 
 Combine = Callable[[Any, Any], Any]
+_untraced = get_opaque_trace_state()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +41,26 @@ class VariableRequest:
     dtype: Any
     synchronization: VariableSynchronization
     aggregation: VariableAggregation
+    partition: tuple[int, ...] | None = None  # of each dimension, over the logical devices
 
     def initial_array(self) -> jax.Array:
         """The initial value; calls it if it is a callable."""
-        value = self.initial_value() if callable(self.initial_value) else self.initial_value
-        array = jnp.asarray(value, dtype=self.dtype)
-        # A Python number's type is weak, and would make the type of results depend on it.
-        if getattr(array, "weak_type", False):
-            array = jax.lax.convert_element_type(array, array.dtype)
+        array = self.initial_array_or_tracer()
         if isinstance(array, Tracer):
             raise InvalidType(
                 f"The initial value of variable {self.name!r} is a tracer, and would not outlive "
                 "the tracing. Give it numbers, or create the variable outside of `rx.function`, "
                 "`jax.jit` or `jax.grad`."
             )
+        return array
+
+    def initial_array_or_tracer(self) -> jax.Array:
+        """The same, also for somebody who traces it."""
+        value = self.initial_value() if callable(self.initial_value) else self.initial_value
+        array = jnp.asarray(value, dtype=self.dtype)
+        # A Python number's type is weak, and would make the type of results depend on it.
+        if getattr(array, "weak_type", False):
+            array = jax.lax.convert_element_type(array, array.dtype)
         return array
 
 
@@ -244,6 +254,11 @@ class Variable(Whole, ArrayOperators):
         return self._request.aggregation
 
     @property
+    def partition(self) -> tuple[int, ...] | None:
+        """Into how many parts each dimension is divided over the logical devices; None if not."""
+        return self._request.partition
+
+    @property
     def strategy(self) -> StrategyLike | None:
         """The strategy in whose scope it was created; None for a plain variable."""
         return self._strategy
@@ -290,6 +305,10 @@ class Variable(Whole, ArrayOperators):
         outside = replace(_context.current(), program=None, overlay=None)
         with _context.entered(outside):
             return self.value
+
+    def layout(self, topology: Topology) -> NamedSharding:
+        """How the array that stands for the state lies on the devices of `topology`."""
+        return topology.split if self.split_over_replicas else topology.replicated
 
     @property
     def split_over_replicas(self) -> bool:
@@ -410,8 +429,8 @@ def create_variable(request: VariableRequest) -> Variable:
         return _placed(requests.primary, strategy, frame)
 
     if callable(request.initial_value):
-        with jax.ensure_compile_time_eval():  # in replica context, whose code it is
-            request = replace(request, initial_value=request.initial_value())
+        value = strategy.placement.initial(request.initial_value)  # in replica context
+        request = replace(request, initial_value=value)
     label = f"Variable(name={request.name!r})"
     return frame.replica.merge(label, merged, (request,))
 
@@ -419,8 +438,11 @@ def create_variable(request: VariableRequest) -> Variable:
 def _placed(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> Variable:
     """The strategy's variable; refuses what would break once there are several replicas."""
     now = replace(_context.current(), program=None)
-    # A variable is made when it is asked for, also while a program is traced.
-    with _context.entered(now), jax.ensure_compile_time_eval():
+    # A variable is made when it is asked for, also while a program is traced. Elsewhere JAX is left
+    # as it is, or it would not trace the function that makes the initial value of one in parts.
+    tracing = get_opaque_trace_state() != _untraced
+    at_once = jax.ensure_compile_time_eval() if tracing else nullcontext()
+    with _context.entered(now), at_once:
         return _placed_now(request, strategy, frame)
 
 
@@ -430,6 +452,7 @@ def _placed_now(request: VariableRequest, strategy: StrategyLike, frame: Frame) 
             f"Variable {request.name!r} asks for `synchronization=NONE`, but a strategy keeps its "
             "variables in sync. Use AUTO, ON_WRITE or ON_READ."
         )
+    request = replace(request, partition=frame.partition)
     variable = strategy.placement.create(request, strategy, frame.colocate_with)
     if request.aggregation is VariableAggregation.SUM and variable.dtype == jnp.bool_:
         raise InvalidArgument(

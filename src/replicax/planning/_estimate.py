@@ -1,0 +1,77 @@
+"""How long a step takes, from published figures of the chip; nothing was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from replicax.planning._chips import Chip
+from replicax.planning._collectives import Collective
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds that a step takes, estimated.
+
+    Args:
+      compute: For the floating point operations, at the published peak.
+      memory: For what is read from and written to the chip's memory.
+      communication: For what the chip sends to others.
+    """
+
+    compute: float
+    memory: float
+    communication: float
+
+    @property
+    def step(self) -> float:
+        """All together: computing and memory overlap, communication is taken to come on top."""
+        return max(self.compute, self.memory) + self.communication
+
+    @property
+    def bound(self) -> str:
+        """What most of the time goes to: "compute", "memory" or "communication"."""
+        return max(("compute", "memory", "communication"), key=lambda name: getattr(self, name))
+
+
+def estimate(
+    chip: Chip,
+    sides: Sequence[int],
+    flops: float,
+    bytes_accessed: float,
+    collectives: Sequence[Collective],
+) -> Estimate:
+    """What a device has to do, by what it can.
+
+    Args:
+      chip: What is published of it.
+      sides: Of the grid of chips.
+      flops: Floating point operations of one device.
+      bytes_accessed: Bytes that one device reads and writes.
+      collectives: What it does with others.
+    """
+    devices = math.prod(sides) * chip.devices
+    seconds = sum(
+        each.sent_bytes / link_bandwidth(chip, sides, each.group_size == devices)
+        for each in collectives
+    )
+    return Estimate(
+        flops / chip.share(chip.peak_flops),
+        bytes_accessed / chip.share(chip.memory_bandwidth),
+        seconds,
+    )
+
+
+def link_bandwidth(chip: Chip, sides: Sequence[int], everybody: bool) -> float:
+    """Bytes a second that a device can send in a collective.
+
+    Along each axis of the grid a chip has two neighbours where the axis closes to a ring, and one
+    that it can send to on the way around otherwise. A collective of all chips uses all axes, one of
+    some of them a single axis.
+    """
+    links = [2 if side % chip.wraps_at == 0 else 1 for side in sides if side > 1] or [1]
+    used = min(sum(links), chip.links) if everybody else max(links)
+    return chip.share(chip.link_bandwidth * used / chip.links)

@@ -1,0 +1,247 @@
+"""Plans a step: builds it for described devices, compiles it, and reads off what it needs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import jax
+from jax.experimental.layout import Format
+
+from replicax import _nest
+from replicax._typing import Nest
+from replicax.errors import InvalidType
+from replicax.execution import Function, FunctionOfInstance
+from replicax.planning._abstract import PlannedStrategy, abstract_arguments
+from replicax.planning._collectives import find_collectives
+from replicax.planning._estimate import estimate
+from replicax.planning._flops import count_flops
+from replicax.planning._layout import padding, shard_bytes
+from replicax.planning._plan import Memory, Plan, PlannedVariable, Scaling, largest_first
+from replicax.planning._program_text import parse
+from replicax.planning._topologies import Described, describe, prepare
+from replicax.strategies import Strategy
+from replicax.topology import Topology
+from replicax.values import PerReplica
+from replicax.variables import Variable
+
+Program = Callable[[Strategy], tuple[Callable[..., Any], Sequence[Nest]]]
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_TOO_LARGE = re.compile(
+    r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"
+    r"|Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"
+)
+
+
+def plan(
+    program: Program,
+    topology: str = "v5e:16x16",
+    computation_shape: Sequence[int] | None = None,
+    batch: int | None = None,
+) -> Plan:
+    """What a training step needs on devices that need not be there; nothing is run.
+
+    Args:
+      program: Called with a strategy. Creates variables in its scope, and returns `(step, args)`:
+        the function that is used for training, which calls `strategy.run`, and its arguments. Give
+        large variables their initial values as callables: these are not computed. Arrays among the
+        arguments, or `jax.ShapeDtypeStruct`s that stand for them, are global batches; those of rank
+        0 are the same for all replicas.
+      topology: Such as "v5e:4x4" (for which the extra `replicax[tpu]` has to be installed) or
+        "cpu:8".
+      computation_shape: The sides of the block of chips that forms a replica; one chip by default.
+      batch: How many rows global batches have, instead of those that the arguments have.
+
+    >>> import jax, jax.numpy as jnp, replicax as rx
+    >>> def program(strategy):
+    ...     with strategy.scope():
+    ...         weight = rx.Variable(lambda: jnp.zeros((64, 64)), name="weight")
+    ...     def replica_step(x):
+    ...         return jnp.sum(x @ weight)
+    ...     def step(x):
+    ...         return strategy.reduce("SUM", strategy.run(replica_step, (x,)), axis=None)
+    ...     return step, (jax.ShapeDtypeStruct((32, 64), jnp.float32),)
+    >>> plan = rx.planning.plan(program, "cpu:4")
+    >>> plan.replicas, plan.memory.variables, int(plan.flops)
+    (4, 16384, 65536)
+    """
+    described = describe(topology)
+    devices = described.topology(computation_shape)
+    return _Step.build(program, described, devices, batch).plan()
+
+
+def scaling(
+    program: Program,
+    topologies: Sequence[str],
+    computation_shape: Sequence[int] | None = None,
+    batch: int | None = None,
+) -> Scaling:
+    """Plans for several topologies, to be compared.
+
+    Args:
+      program: As for `plan`. It is called for each of the topologies.
+      topologies: Their names.
+      computation_shape: As for `plan`.
+      batch: As for `plan`.
+    """
+    if isinstance(topologies, str) or not topologies:
+        raise InvalidType(
+            f"`topologies` has to be a list of names, such as ['v5e:2x2', 'v5e:4x4']; got "
+            f"{topologies!r}."
+        )
+    prepare(topologies)
+    return Scaling(tuple(plan(program, name, computation_shape, batch) for name in topologies))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was built for described devices."""
+
+    described: Described
+    topology: Topology
+    variables: tuple[Variable, ...]
+    name: str
+    arguments: Nest
+    traced: jax.stages.Traced
+    seconds: float
+
+    @classmethod
+    def build(
+        cls, program: Program, described: Described, topology: Topology, batch: int | None
+    ) -> _Step:
+        strategy = PlannedStrategy(topology)
+        begin = time.perf_counter()
+        step, args = _checked(program(strategy))
+        arguments = abstract_arguments(args, topology, batch)
+        traced = step.trace(*arguments)
+        seconds = time.perf_counter() - begin
+        name = step.function.__name__ if isinstance(step, FunctionOfInstance) else step.__name__
+        return cls(described, topology, strategy.variables, name, arguments, traced, seconds)
+
+    def plan(self) -> Plan:
+        begin = time.perf_counter()
+        flops = count_flops(self.traced.jaxpr.jaxpr) / self.topology.logical_devices_per_replica
+        compiled, needed = self._compile()
+        seconds = time.perf_counter() - begin
+        chip, sides = self.described.chip, self.described.sides
+        if compiled is None:
+            collectives, bytes_accessed, times = (), 0.0, None
+        else:
+            collectives = find_collectives(parse(compiled.as_text() or ""))
+            bytes_accessed = _bytes_accessed(compiled, flops)
+            times = chip and estimate(chip, sides, flops, bytes_accessed, collectives)
+        return Plan(
+            program=self.name,
+            topology=self.described.name,
+            chips=self.described.chips,
+            replicas=self.topology.num_replicas,
+            devices_per_replica=self.topology.logical_devices_per_replica,
+            batch=self._batch(),
+            memory=self._memory(compiled, needed),
+            flops=flops,
+            bytes_accessed=bytes_accessed,
+            collectives=collectives,
+            estimate=times,
+            variables=largest_first([_planned(v, self.topology) for v in self.variables]),
+            seconds_to_trace=self.seconds,
+            seconds_to_compile=seconds,
+        )
+
+    def _compile(self) -> tuple[jax.stages.Compiled | None, float]:
+        """The compiled program; if it does not fit, the bytes that it would need."""
+        lowered = self.traced.lower()
+        try:
+            return lowered.compile(), 0.0
+        except jax.errors.JaxRuntimeError as error:
+            needed = _needed(str(error))
+            if needed is None:
+                raise
+            return None, needed
+
+    def _memory(self, compiled: jax.stages.Compiled | None, needed: float) -> Memory:
+        chip = self.described.chip
+        capacity = None if chip is None else int(chip.share(chip.usable_memory))
+        variables = sum(shard_bytes(v.lift(self.topology)) for v in self.variables)
+        inputs = sum(map(shard_bytes, self._inputs()))
+        if compiled is None:  # all that XLA says is how much it is together
+            rest = max(0, int(needed) - variables - inputs)
+            return Memory(variables, inputs, 0, rest, 0, capacity)
+        found: Any = compiled.memory_analysis()
+        of_variables, of_inputs = self._padding(compiled)
+        return Memory(
+            variables + of_variables,
+            inputs + of_inputs,
+            found.output_size_in_bytes - found.alias_size_in_bytes,
+            found.temp_size_in_bytes,
+            found.generated_code_size_in_bytes,
+            capacity,
+        )
+
+    def _padding(self, compiled: jax.stages.Compiled) -> tuple[int, int]:
+        """By how much variables and inputs are larger in memory than their elements."""
+        formats: list[Any] = jax.tree.leaves(
+            compiled.input_formats, is_leaf=lambda x: isinstance(x, Format)
+        )
+        arrays = jax.tree.leaves(self.traced.args_info)
+        paddings = [
+            0  # the program does not use it
+            if layout.layout is None
+            else padding(layout.sharding.shard_shape(array.shape), array.dtype, layout.layout)
+            for array, layout in zip(arrays, formats, strict=True)
+        ]
+        states = len(paddings) - len(self._inputs())
+        return sum(paddings[:states]), sum(paddings[states:])
+
+    def _inputs(self) -> list[Any]:
+        """The arrays that stand for the arguments."""
+        leaves = _nest.leaves(self.arguments)
+        whole = [leaf.whole if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+        return [leaf for leaf in whole if isinstance(leaf, jax.ShapeDtypeStruct)]
+
+    def _batch(self) -> int | None:
+        """The rows of the first argument that has any."""
+        return next((leaf.shape[0] for leaf in self._inputs() if leaf.shape), None)
+
+
+def _checked(made: Any) -> tuple[Function | FunctionOfInstance, Sequence[Nest]]:
+    pair = isinstance(made, tuple) and len(made) == 2
+    if not (pair and callable(made[0]) and isinstance(made[1], (tuple, list))):
+        raise InvalidType(
+            "A program that is planned returns its step function and a tuple of arguments, "
+            f"`(step, args)`; got {made!r}."
+        )
+    step, args = made
+    return step if isinstance(step, (Function, FunctionOfInstance)) else Function(step), args
+
+
+def _planned(variable: Variable, topology: Topology) -> PlannedVariable:
+    state = variable.lift(topology)
+    return PlannedVariable(
+        variable.name,
+        variable.shape,
+        str(variable.dtype),
+        shard_bytes(state),
+        state.sharding.is_fully_replicated,
+    )
+
+
+def _needed(message: str) -> float | None:
+    """How many bytes a program needs, by the words in which XLA says that there are not so many."""
+    found = _TOO_LARGE.search(message)
+    if found is None:
+        return None
+    number, unit, *_ = [part for part in found.groups() if part is not None]
+    return float(number) * _UNITS[unit]
+
+
+def _bytes_accessed(compiled: jax.stages.Compiled, flops: float) -> float:
+    """XLA's count, which has the bodies of loops once, times what that count has too few flops."""
+    costs: Any = compiled.cost_analysis() or {}
+    counted = costs.get("flops", 0.0)
+    rounds = max(1.0, flops / counted) if counted > 0 else 1.0
+    return max(0.0, costs.get("bytes accessed", 0.0)) * rounds

@@ -1,0 +1,117 @@
+"""Replicas on the cores of TPUs."""
+
+from __future__ import annotations
+
+from typing import final
+
+from replicax import _context, _nest
+from replicax._typing import Nest
+from replicax.errors import InvalidArgument, InvalidType, ShapeMismatch
+from replicax.execution import CompilingExecutor
+from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._strategy import Strategy
+from replicax.topology import Topology
+from replicax.tpu._device_assignment import DeviceAssignment
+from replicax.tpu._resolver import TPUClusterResolver
+from replicax.tpu._system import checked_resolver
+from replicax.values import PerReplica, describe_shapes
+from replicax.variables import MirroredPlacement
+
+
+class TPUStrategy(Strategy):
+    """One replica a core, or one on several, with equal copies of all variables.
+
+    What is given to `run` is always compiled, as if it were an `rx.function`.
+
+    Args:
+      tpu_cluster_resolver: Knows the devices; by default all TPUs of this process.
+      experimental_device_assignment: Which cores form which replica; by default each is one.
+
+    >>> import replicax as rx
+    >>> resolver = rx.cluster_resolver.TPUClusterResolver(tpu="local")
+    >>> rx.TPUStrategy(resolver).num_replicas_in_sync  # eight virtual CPU devices
+    8
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        experimental_device_assignment: DeviceAssignment | None = None,
+    ) -> None:
+        super().__init__(tpu(self, tpu_cluster_resolver, experimental_device_assignment))
+
+    def gather(self, value: Nest, axis: int) -> Nest:
+        """Puts the replicas' values one after another along `axis`, as one plain array.
+
+        Their shapes have to be equal.
+        """
+        _require_equal_shapes(self, value)
+        return super().gather(value, axis)
+
+
+@final
+class ExperimentalTPUStrategy(TPUStrategy):
+    """The same, by the arguments that it had when it was experimental.
+
+    Args:
+      tpu_cluster_resolver: Knows the devices; by default all TPUs of this process.
+      device_assignment: Which cores form which replica; by default each is one.
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        device_assignment: DeviceAssignment | None = None,
+    ) -> None:
+        super().__init__(tpu_cluster_resolver, device_assignment)
+
+
+def tpu(
+    strategy: Strategy, resolver: TPUClusterResolver | None, assignment: DeviceAssignment | None
+) -> StrategyExtended:
+    """The parts of a strategy on TPUs."""
+    if assignment is not None and not isinstance(assignment, DeviceAssignment):
+        raise InvalidType(
+            "A device assignment has to be an `rx.tpu.experimental.DeviceAssignment`; got "
+            f"{assignment!r}. Make one with `DeviceAssignment.build(topology, ...)`."
+        )
+    if assignment is None:
+        resolver = checked_resolver("tpu_cluster_resolver", resolver)
+        topology = Topology.of(resolver.devices())
+    else:
+        topology = Topology(assignment.devices)
+        resolver = _resolver_of(topology, resolver)
+    return StrategyExtended(
+        strategy,
+        topology=topology,
+        placement=MirroredPlacement(),
+        executor=CompilingExecutor(),
+        cluster_resolver=resolver,
+    )
+
+
+def _resolver_of(topology: Topology, resolver: TPUClusterResolver | None) -> TPUClusterResolver:
+    """The resolver, if it knows these devices; else one that does."""
+    assigned = [device for replica in topology.devices for device in replica]
+    if resolver is None:
+        return TPUClusterResolver(assigned)
+    known = checked_resolver("tpu_cluster_resolver", resolver).devices()
+    strangers = [str(device) for device in assigned if device not in known]
+    if strangers:
+        raise InvalidArgument(
+            "The device assignment has to be of the resolver's devices, which are "
+            f"{', '.join(map(str, known))}; got {', '.join(strangers)} besides. Build it from "
+            "`rx.tpu.experimental.initialize_tpu_system(resolver)`."
+        )
+    return resolver
+
+
+def _require_equal_shapes(strategy: Strategy, value: Nest) -> None:
+    _context.cross_replica(strategy, "gather")
+    for leaf in _nest.leaves(value):
+        if isinstance(leaf, PerReplica) and len(set(leaf.shapes)) > 1:
+            raise ShapeMismatch(
+                f"`gather` of {type(strategy).__name__} needs values of one shape; got "
+                f"{describe_shapes(leaf.shapes)}. Pad them, or gather them by "
+                "`rx.MirroredStrategy`, where they may differ along the axis."
+            )

@@ -12,6 +12,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Where libtpu is installed, every process would look for a TPU first, and lock the others out.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 import replicax as rx
 from replicax import _context
 

@@ -77,17 +77,19 @@ def execution(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Runs a test twice: as it is, and with every function given to `run` an `rx.function`."""
     if request.param == "compiled":
         run, within = rx.Strategy.run, []
+        functions: dict[Callable, Callable] = {}  # a function that is run again is compiled once
 
-        def compiled(self, fn, args=(), kwargs=None, options=None):
+        def run_compiled(self, fn, args=(), kwargs=None, options=None):
             if within or not callable(fn):
                 return run(self, fn, args, kwargs, options)
             within.append(fn)
             try:
-                return run(self, rx.function(fn), args, kwargs, options)
+                compiled = functions.setdefault(fn, rx.function(fn))
+                return run(self, compiled, args, kwargs, options)
             finally:
                 within.pop()
 
-        monkeypatch.setattr(rx.Strategy, "run", compiled)
+        monkeypatch.setattr(rx.Strategy, "run", run_compiled)
     return request.param
 
 

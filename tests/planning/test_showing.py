@@ -46,13 +46,13 @@ def test_a_plan_is_printed_as_tables():
     text = str(made_up())
     assert text.startswith("train_step on v5e:4x4: 16 chips, 16 replicas of one device")
     for line in (
-        r"variables +│ +8 GiB │ +51 %",
-        r"needed +│ +11 GiB │ +70 %",
-        r"there is +│ 15.8 GiB │ +fits",
-        r"all-reduce │ 1 GiB │ 1 x 16 │ +2 │ train.py:7",
-        r"compute +│ +1 TFLOP │ +5 ms",
-        r"communication │ +3.75 GiB sent │ +1 ms",
-        r"step +│ +│ +6 ms",
+        r"variables +8 GiB +51 %",
+        r"needed +11 GiB +70 %",
+        r"there is +15.75 GiB +fits",
+        r"all-reduce +1 GiB +1 x 16 +2 +train.py:7",
+        r"compute +1 TFLOP +5 ms",
+        r"communication +3.75 GiB sent +1 ms",
+        r"step +6 ms",
     ):
         assert re.search(line, text), f"{line!r} is not in\n{text}"
 
@@ -60,7 +60,7 @@ def test_a_plan_is_printed_as_tables():
 def test_warnings():
     assert made_up(needed=0.5).warnings == ()
     fits_not, replicated = made_up(needed=2.0).warnings
-    assert "needs 21 GiB on a device that has 15.8 GiB" in fits_not
+    assert "needs 21 GiB on a device that has 15.75 GiB" in fits_not
     assert "Variables and inputs alone do not fit" in fits_not
     assert "Variable '<b>embedding</b>' (16 GiB) is whole on every device" in replicated
     (communication,) = made_up(needed=0.5, communication=1.0).warnings
@@ -72,9 +72,7 @@ def test_a_larger_share_of_chips_is_compared_with_the_first():
     scaling = Scaling((made_up(), made_up("v5e:8x8", 64, communication=7e-3)))
     assert scaling.efficiency(scaling.plans[0]) == 1.0
     assert scaling.efficiency(scaling.plans[1]) == pytest.approx(0.5)
-    assert re.search(
-        r"v5e:8x8 +│ +64 │ +64 │ +4096 │ +11 GiB │ 12 ms │ communication", str(scaling)
-    )
+    assert re.search(r"v5e:8x8 +64 +4096 +11 GiB +12 ms +communication .* 50 %", str(scaling))
 
 
 class Reader(HTMLParser):
@@ -116,7 +114,7 @@ def test_the_page_needs_nothing_else_and_says_it_all(tmp_path):
     assert not re.search(r"https?:|//|url\(|@import", text)
     assert page.tags.count("svg") == 3  # scaling, memory, time
     words = " ".join(page.words)
-    for said in ("v5e:8x8", "train.py:7 (1 GiB)", "<b>embedding</b>", "does not fit", "15.8 GiB"):
+    for said in ("v5e:8x8", "train.py:7 (1 GiB)", "<b>embedding</b>", "does not fit", "15.75 GiB"):
         assert said in words
     assert "prefers-color-scheme: dark" in text
 

@@ -169,6 +169,16 @@ def abstract_arguments(args: Sequence[Nest], topology: Topology, batch: int | No
     return _nest.transform(abstract, tuple(args))
 
 
+class _NoNumbers(jax.ShapeDtypeStruct):
+    """What stands for an array, and says so to who wants to look into it."""
+
+    @property
+    def addressable_shards(self) -> NoReturn:
+        raise ContextError(
+            "The value of a variable was asked for while a program is planned, where variables "
+            "have shapes and no numbers. Read it in the step function that the program returns."
+        )
+
+
 def _described(shape: Sequence[int], dtype: Any, sharding: Any = None) -> Any:
-    """What stands for an array."""
-    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
+    return _NoNumbers(tuple(shape), dtype, sharding=sharding)

@@ -33,7 +33,7 @@ def bars(title: str, rows: Sequence[Bar], show: Callable[[float], str]) -> str:
     """Bars below each other, on one scale; `show` puts sizes into words."""
     totals = [sum(size for _, size in row.pieces) for row in rows]
     largest = max([*totals, *(row.limit or 0.0 for row in rows)]) or 1.0
-    scale = (_WIDTH - _LABELS - 150) / largest
+    scale = (_WIDTH - _LABELS - 180) / largest
     drawn = []
     for index, (row, total) in enumerate(zip(rows, totals, strict=True)):
         top = index * (_BAR + _GAP) + 4

@@ -58,7 +58,7 @@ def _overview(scaling: Scaling) -> str:
     ]
     names = (
         "topology", "chips", "replicas", "batch", "memory a device", "fits", "step",
-        "bound by", "rows a second", "efficiency",
+        "bound by", "rows a second", "of ideal",
     )  # fmt: skip
     shown = _table(names, rows)
     rates = [(plan.chips, plan.rows_per_second) for plan in scaling.plans]
@@ -114,8 +114,10 @@ def _times(plans: Sequence[Plan]) -> str:
 
 def _details(plan: Plan) -> str:
     collectives = sorted(plan.collectives, key=lambda each: -each.sent_bytes)
-    shown = f"<h2>{escape(plan.topology)}</h2><h3>Communication in a step</h3>"
-    shown += _table(
+    shown = f"<h2>{escape(plan.topology)}</h2>"
+    if not plan.fits:
+        shown += "<p>There is no program for it, so what it would communicate is not known.</p>"
+    shown += "<h3>Communication in a step</h3>" + _table(
         ("collective", "bytes", "groups x chips", "times", "from"),
         [
             (

@@ -168,8 +168,9 @@ class _Step:
         capacity = None if chip is None else int(chip.share(chip.usable_memory))
         variables = sum(shard_bytes(v.lift(self.topology)) for v in self.variables)
         inputs = sum(map(shard_bytes, self._inputs()))
-        if compiled is None:  # all that XLA says is how much it is together
-            rest = max(0, int(needed) - variables - inputs)
+        if compiled is None:  # all that XLA says is how much it is together, in three digits
+            known = variables + inputs
+            rest = max(int(needed), (capacity or 0) + 1, known) - known
             return Memory(variables, inputs, 0, rest, 0, capacity)
         found: Any = compiled.memory_analysis()
         of_variables, of_inputs = self._padding(compiled)

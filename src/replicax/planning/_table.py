@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -37,17 +38,16 @@ def scaling_table(scaling: Scaling) -> RenderableType:
 def scaling_curve(scaling: Scaling) -> RenderableType:
     """Several plans, one a line."""
     table = _table(f"{scaling.plans[0].program}: scaling")
-    for name in ("topology", "chips", "replicas", "batch", "memory", "step"):
+    for name in ("topology", "chips", "batch", "memory", "step"):
         table.add_column(name, justify="left" if name == "topology" else "right", no_wrap=True)
-    table.add_column("bound by")
+    table.add_column("bound by", no_wrap=True)
     table.add_column("rows/s", justify="right")
-    table.add_column("efficiency", justify="right")
+    table.add_column("of ideal", justify="right", no_wrap=True)
     for plan in scaling.plans:
         times, efficiency = plan.estimate, scaling.efficiency(plan)
         table.add_row(
             plan.topology,
             str(plan.chips),
-            str(plan.replicas),
             "" if plan.batch is None else str(plan.batch),
             of_bytes(plan.memory.needed) + ("" if plan.fits else " (too much)"),
             of_seconds(times.step) if times else "",
@@ -139,7 +139,14 @@ def _times(plan: Plan) -> Table:
 
 
 def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+    )
 
 
 def _spaced(shown: list[RenderableType]) -> Group:

@@ -18,7 +18,7 @@ from replicax.errors import DeviceError
 from replicax.planning._chips import CHIPS, Chip
 from replicax.topology import Topology, resolve_device, resolve_devices
 
-_FLAT = ["2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"]
+_FLAT = ["1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"]
 _CUBES = [
     "2x2x1",
     "2x2x2",
@@ -153,8 +153,11 @@ def _cpus(name: str, count: int) -> Described:
 def _tpus(name: str, chip: Chip, shape: str) -> Described:
     from jax.experimental import topologies
 
-    # A chip of v4 is one device in practice, and two unless that is said.
-    options = {"chip_config_name": "megacore"} if chip.name == "v4" else {}
+    options: dict[str, Any] = {}
+    if chip.name == "v4":
+        options["chip_config_name"] = "megacore"  # one device a chip, as it is in practice
+    if shape == "1x1":
+        options["chips_per_host_bounds"] = (1, 1, 1)  # by default a host has four
     try:
         with _quiet():
             described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)

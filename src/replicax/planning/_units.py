@@ -18,7 +18,7 @@ def of_bytes(count: float) -> str:
     while abs(count) >= 1024 and step < len(_BYTES) - 1:
         count /= 1024
         step += 1
-    return f"{_digits(count)} {_BYTES[step]}"
+    return f"{_digits(count, 4)} {_BYTES[step]}"
 
 
 def of_count(count: float, unit: str = "") -> str:
@@ -62,8 +62,6 @@ def of_share(share: float) -> str:
     )
 
 
-def _digits(number: float) -> str:
-    """Three digits that matter."""
-    if number == int(number):
-        return str(int(number))
-    return f"{number:.3g}" if abs(number) < 1000 else f"{number:.0f}"
+def _digits(number: float, count: int = 3) -> str:
+    """As many digits as matter."""
+    return f"{number:.0f}" if number == int(number) else f"{number:.{count}g}"

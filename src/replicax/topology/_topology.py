@@ -49,12 +49,6 @@ class Topology:
                 "Every replica needs the same number of logical devices; got "
                 f"{[len(replica) for replica in self.devices]}."
             )
-        for number, replica in enumerate(self.devices):
-            if len({device.process_index for device in replica}) > 1:
-                raise DeviceError(
-                    f"The logical devices of a replica belong to one process; those of replica "
-                    f"{number} are of several: {', '.join(map(str, replica))}."
-                )
         everything = [device for replica in self.devices for device in replica]
         repeated = sorted({str(d) for d in everything if everything.count(d) > 1})
         if repeated:
@@ -71,7 +65,14 @@ class Topology:
             raise DeviceError(
                 f"{len(flat)} device(s) cannot be divided into replicas of {size} logical devices."
             )
-        return cls(tuple(flat[start : start + size] for start in range(0, len(flat), size)))
+        groups = tuple(flat[start : start + size] for start in range(0, len(flat), size))
+        for number, replica in enumerate(groups):
+            if len({device.process_index for device in replica}) > 1:
+                raise DeviceError(
+                    "The logical devices of a replica belong to one process; those of replica "
+                    f"{number} are of several: {', '.join(map(str, replica))}."
+                )
+        return cls(groups)
 
     @property
     def num_replicas(self) -> int:

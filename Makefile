@@ -7,10 +7,13 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/replicax launch --workers 2 --devices-per-worker 2 examples/digits.py
 
+# Two at a time, but for tests that start workers themselves, and watch the clock.
+ALONE := tests/multiprocess tests/launch tests/doctor
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(ALONE)
 
-# Also what needs TensorFlow, PyTorch and libtpu. Other builds of PyTorch bring gigabytes of CUDA along.
+# Also what needs TensorFlow, PyTorch and libtpu. Other builds of PyTorch bring gigabytes of CUDA.
 test-all: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev,tensorflow,torch,tpu]' torch==2.13.0
 	$(MAKE) test

@@ -169,6 +169,25 @@ def test_the_gradient_of_all_gather_is_the_own_part_of_the_summed_gradients(two)
     components_equal(two, two.run(fn, args=(inputs, weights)), [[11], [22, 33]])
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_gradient_of_all_gather_of_equal_shares(strategy, axis):
+    count = strategy.num_replicas_in_sync
+    shape = (2 * count, 3) if axis == 0 else (2, 3 * count)
+    weights = [
+        np.arange(6.0 * count, dtype=np.float32).reshape(shape) * (r + 1) for r in range(count)
+    ]
+
+    def fn(x, weight):
+        gather = rx.get_replica_context().all_gather
+        return rx.grad(lambda: jnp.sum(gather(variable * x, axis=axis) * weight), variable)()
+
+    with strategy.scope():
+        variable = rx.Variable(np.ones((2, 3), np.float32))
+    given = (per_replica(strategy, [np.ones((2, 3), np.float32)] * count),)
+    result = strategy.run(fn, args=(*given, per_replica(strategy, weights)))
+    components_equal(strategy, result, np.split(sum(weights), count, axis=axis))
+
+
 def test_options_are_accepted_under_both_names(two):
     hints = rx.experimental.CollectiveHints(bytes_per_pack=1024, timeout_seconds=3.0)
     options = rx.experimental.CommunicationOptions(

@@ -162,6 +162,19 @@ def test_a_state_begins_an_iterator_too(two):
     second.close()
 
 
+def test_an_iterator_is_not_initialized_while_a_function_is_traced(two):
+    iterator = two.make_dataset_iterator([np.float32([1, 2])])
+
+    @rx.function
+    def step():
+        iterator.initialize()
+        return iterator.get_next()
+
+    with pytest.raises(RuntimeError, match="Do it outside"):
+        step()
+    iterator.close()
+
+
 @pytest.mark.parametrize("given", ["as argument", "in closure"])
 def test_an_iterator_in_an_rx_function_is_traced_for_once(two, given):
     iterator = two.make_dataset_iterator([np.float32([1, 2]), np.float32([3, 4])])

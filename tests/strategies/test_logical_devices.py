@@ -2,6 +2,7 @@
 
 import math
 import re
+import threading
 from collections import Counter
 
 import jax
@@ -88,6 +89,7 @@ def test_assign_keeps_the_value(strategy, wrap):
         ([1, 1], r"which is 2; got \[1, 1\]"),
         ([0, 2], r"whole numbers"),
         ([1.0, 2.0], r"whole numbers"),
+        (2, r"whole numbers.*got 2"),
     ],
 )
 def test_splits_that_make_no_sense(wrap, dimensions, words):
@@ -221,7 +223,8 @@ def test_partitions_that_make_no_sense():
             strategy.extended.partition([3]).__enter__()
         with strategy.extended.partition([2, 1]):
             with pytest.raises(ValueError, match="one number for each dimension"):
-                rx.Variable(1.0)
+                rx.Variable(jnp.ones(4))
+            assert rx.Variable(1.0).partition is None, "there is nothing to divide"
             with pytest.raises(ValueError, match="3 is not divisible by 2"):
                 rx.Variable(jnp.ones((3, 2)))
             with pytest.raises(ValueError, match="ON_READ variable 'total' cannot be divided"):
@@ -281,6 +284,105 @@ def test_the_state_of_an_optimizer_is_divided_like_its_variable(strategy, wrap):
     assert len(slots) == 2
     for variable in (weight, *slots):
         assert shards_of(variable.value) == (24 // count, 2)
+
+
+def test_initial_values_that_cannot_be_traced():
+    strategy = make(2, 2)
+
+    def initial():
+        scale = float(jnp.sum(jnp.ones(2)))
+        return jnp.full((2, 4), scale)
+
+    with strategy.scope(), strategy.extended.partition([1, 2]):
+        weight = rx.Variable(initial)
+    equal(weight, np.full((2, 4), 2.0))
+    assert shards_of(weight.value) == (2, 2)
+
+
+def test_an_optimizer_can_be_made_and_used_where_variables_are_divided(wrap):
+    strategy = make(2, 2)
+    with strategy.scope(), strategy.extended.partition([2]):
+        weight = rx.Variable(np.ones(4, np.float32))
+        optimizer = rx.Optimizer(optax.adam(0.1))
+
+        def step():
+            optimizer.apply_gradients([(jnp.ones(4), weight)])
+
+        strategy.run(wrap(step))
+    assert int(optimizer.iterations) == 1
+    for variable in (weight, *(v for v in optimizer.variables if v.shape)):
+        assert shards_of(variable.value) == (2,)
+
+
+def test_whatever_an_update_assigns_the_layout_stays():
+    """Also an array that lies on meshes of the user's own."""
+    strategy = make(2, 4)
+    with strategy.scope():
+        whole = rx.Variable(np.zeros(8, np.float32))
+        with strategy.extended.partition([4]):
+            divided = rx.Variable(np.zeros(8, np.float32))
+    for variable, size in ((whole, 8), (divided, 2)):
+        meshes = [jax.sharding.Mesh(np.array(d), ("x",)) for d in strategy.topology.devices]
+        arrays = iter(
+            jax.device_put(
+                np.ones(8, np.float32),
+                jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")),
+            )
+            for mesh in meshes
+        )
+        strategy.extended.update(variable, lambda v, arrays=arrays: v.assign(next(arrays)))
+        variable.assign_add(np.ones(8, np.float32))
+        strategy.run(rx.function(lambda v=variable: v.value + 1))
+        equal(variable, np.full(8, 2.0))
+        assert shards_of(variable.value) == (size,)
+
+
+def test_updates_can_lay_out_values(wrap):
+    strategy = make(2, 4)
+    with strategy.scope(), strategy.extended.partition([4, 1]):
+        weight = rx.Variable(lambda: jnp.ones((8, 4)))
+
+    def change():
+        strategy.extended.update(
+            weight,
+            lambda v, g: v.assign_sub(strategy.experimental_split_to_logical_devices(g, [4, 1])),
+            args=(jnp.ones((8, 4)),),
+        )
+
+    with strategy.scope():
+        wrap(change)()
+    equal(weight, np.zeros((8, 4)))
+
+
+def test_only_the_strategy_that_runs_can_lay_out_values(two):
+    other = make(2, 2)
+    with pytest.raises(RuntimeError, match="Call the method of the strategy that runs"):
+        two.run(lambda: other.experimental_split_to_logical_devices(jnp.ones(2), [2]))
+
+
+def test_another_thread_reads_while_steps_reuse_memory():
+    strategy = make(2, 2)
+    with strategy.scope(), strategy.extended.partition([2]):
+        weight = rx.Variable(lambda: jnp.zeros(8), aggregation="SUM")
+    step = rx.function(lambda: strategy.run(lambda: weight.assign_add(jnp.ones(8))))
+    step()
+    seen, done, failed = [], threading.Event(), []
+
+    def read():
+        while not done.is_set():
+            try:
+                seen.append(np.asarray(weight.value))
+            except RuntimeError as error:  # "Array has been deleted"
+                failed.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(200):
+        step()
+    done.set()
+    reader.join()
+    assert not failed
+    assert all(np.ptp(value) == 0 and value[0] % 2 == 0 for value in seen)
 
 
 # Programs.
@@ -434,6 +536,16 @@ def test_a_conv_net_on_images_divided_in_two_dimensions():
     for gradient, want in zip(gradients, wanted, strict=True):
         equal(gradient, want, 1e-5)
     assert shards_of(output) == (2, 8, 8, 4)
+
+
+def test_results_of_any_size_have_their_replicas_shapes(strategy, wrap):
+    x = shares(strategy, np.ones((2 * strategy.num_replicas_in_sync, 4), np.float32))
+    result = strategy.run(wrap(lambda x: (x[:, :0], x[:0], x, x.sum())), args=(x,))
+    for parts in strategy.experimental_local_results(result):
+        assert [part.shape for part in parts] == [(2, 0), (0, 4), (2, 4), ()]
+        for part in parts:
+            # The sharding of a component is one that JAX takes.
+            equal(jax.device_put(np.zeros(part.shape), part.sharding), np.zeros(part.shape))
 
 
 # Combining.

@@ -255,6 +255,82 @@ def test_outputs_said_in_a_function_given_to_merge_call(two, wrap):
         equal(run_steps(two, wrap(step), iterator, 2).last_step_outputs["sum"], 10.0)
 
 
+def test_what_is_the_same_for_all_replicas_stays_so(two, wrap):
+    def replica(context, x):
+        def merged(strategy, value):
+            total = strategy.reduce("SUM", value, axis=None)
+            context.set_last_step_output("outputs", {"total": total, "each": value})
+
+        rx.get_replica_context().merge_call(merged, args=(jnp.sum(x),))
+
+    def step(context, x):
+        two.run(replica, args=(context, x))
+
+    with iterating(two, [np.float32([1, 2, 3, 4])] * 2) as iterator:
+        outputs = run_steps(two, wrap(step), iterator, 2).last_step_outputs["outputs"]
+    assert isinstance(outputs["total"], jax.Array)
+    equal(outputs["total"], 10.0)
+    components_equal(two, outputs["each"], [3.0, 7.0])
+
+
+def test_outputs_said_in_a_compiled_part_of_a_step(two):
+    """They would be tracers, or missing once that part is not traced again."""
+
+    def step(context, x):
+        replica = rx.function(lambda x: context.set_last_step_output("x", x.sum(), "SUM"))
+        two.run(replica, args=(x,))
+
+    with (
+        iterating(two, batches_of(16)) as iterator,
+        pytest.raises(RuntimeError, match=r"'x'.*Make the step itself an `rx.function`"),
+    ):
+        run_steps(two, step, iterator, 2)
+
+
+def test_a_strategy_that_compiles_everything():
+    strategy = rx.TPUStrategy(rx.cluster_resolver.TPUClusterResolver(["CPU:0", "CPU:1"]))
+    calls = []
+
+    def step(context, x):
+        calls.append(x)
+        strategy.run(lambda x: context.set_last_step_output("x", x.sum(), "SUM"), args=(x,))
+
+    with iterating(strategy, [np.float32([1, 2])] * 20) as iterator:
+        for _ in range(2):
+            context = run_steps(strategy, step, iterator, 10)
+            equal(context.last_step_outputs["x"], 3.0)
+    assert len(calls) < 10
+
+
+def test_outputs_said_inside_of_a_transformation(two):
+    def replica(context, x):
+        def loss_fn():
+            context.set_last_step_output("loss", weight * x.sum(), "SUM")
+            return weight * x.sum()
+
+        return rx.grad(loss_fn, weight)()
+
+    with two.scope():
+        weight = rx.Variable(1.0)
+
+    def step(context, x):
+        two.run(replica, args=(context, x))
+
+    with (
+        iterating(two, batches_of(16)) as iterator,
+        pytest.raises(TypeError, match="JAX transformation"),
+    ):
+        run_steps(two, rx.function(step), iterator, 2)
+
+
+def test_the_name_of_an_output_is_a_string(two, wrap):
+    def step(context, x):
+        context.set_last_step_output(1, x)
+
+    with iterating(two, batches_of(16)) as iterator, pytest.raises(TypeError, match="got 1"):
+        run_steps(two, wrap(step), iterator, 2)
+
+
 def test_a_replica_says_how_its_output_is_combined(strategy, wrap):
     def step(context, x):
         strategy.run(lambda x: context.set_last_step_output("x", x), args=(x,))

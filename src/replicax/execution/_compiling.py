@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import warnings
 from collections import Counter
@@ -19,7 +20,7 @@ from replicax._typing import Nest
 from replicax.errors import PerformanceHint
 from replicax.execution._eager import EagerExecutor
 from replicax.execution._executor import Executor
-from replicax.execution._function import Function
+from replicax.execution._function import Function, runs_as_python
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -49,19 +50,10 @@ class CompilingExecutor(Executor):
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
-        # Known by the object, not by what the code does: a new function may have been made because
-        # a global variable or an object that it uses has changed.
-        key = (fn.__func__, id(fn.__self__)) if isinstance(fn, types.MethodType) else id(fn)
-        known = self._known.pop(key, None)
-        function = Function(fn) if known is None else known
-        if known is not None:
-            self._known[key] = known  # as the last one
-        if frame.uneven or function.is_inlined(frame):
+        if frame.uneven or runs_as_python(frame):
             return self._eager.run(strategy, frame, fn, args, kwargs)
-        if known is None:
-            self._keep(key, function)
         try:
-            return function.run_by(strategy, frame, args, kwargs)
+            return self.prepared(fn).run_by(strategy, frame, args, kwargs)
         except (
             ConcretizationTypeError,
             TracerArrayConversionError,
@@ -74,13 +66,27 @@ class CompilingExecutor(Executor):
             )
             raise
 
+    def prepared(self, fn: Callable[..., Any]) -> Function:
+        # Known by the object, not by what the code does: a new function may have been made because
+        # a global variable or an object that it uses has changed.
+        key = (fn.__func__, id(fn.__self__)) if isinstance(fn, types.MethodType) else id(fn)
+        function = self._known.pop(key, None)
+        if function is None:
+            function = Function(fn)
+            self._keep(key, function)
+        else:
+            self._known[key] = function  # as the last one
+        return function
+
     def _keep(self, key: Any, function: Function) -> None:
         """Which also keeps the function itself, so that no other one gets its id."""
         self._known[key] = function
         if len(self._known) > _KEPT:
             self._known.pop(next(iter(self._known)), None)
-        code = getattr(function.python_function, "__code__", None)
-        self._same_code[code] += code is not None
+        made = function.python_function
+        made = made.func if isinstance(made, functools.partial) else made
+        code = getattr(made, "__code__", type(made))
+        self._same_code[code] += 1
         if self._same_code[code] == _MANY_FUNCTIONS:
             warnings.warn(
                 f"`{function.__name__}`, given to `run`, was another function object "
@@ -88,5 +94,5 @@ class CompilingExecutor(Executor):
                 "it once, outside of the loop, and pass what changes as an argument: "
                 "`strategy.run(fn, args=(batch, value))`.",
                 PerformanceHint,
-                stacklevel=5,
+                stacklevel=6,
             )

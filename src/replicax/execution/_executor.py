@@ -33,6 +33,10 @@ class Executor(ABC):
         """Whether it can be used as it is while a program is traced."""
         return False
 
+    def prepared(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """What it runs in place of a function: an `rx.function`, if it compiles all of them."""
+        return fn
+
     @abstractmethod
     def run(
         self,

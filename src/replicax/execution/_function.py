@@ -60,6 +60,18 @@ def run_functions_eagerly(flag: bool) -> None:
     _eagerly = bool(flag)
 
 
+def runs_as_python(frame: Frame) -> bool:
+    """Whether a compiled function is called as Python here, as part of something larger."""
+    return (
+        _eagerly
+        or frame.program is not None
+        or frame.overlay is not None
+        or (frame.kind is Kind.REPLICA and frame.strategy is not None)
+        or getattr(jax.config, _DEBUG_NANS)  # which is for finding the operation
+        or get_opaque_trace_state() != _untraced
+    )
+
+
 @final
 class Function:
     """A function that is compiled, once for each signature; made by `rx.function`."""
@@ -95,14 +107,7 @@ class Function:
 
     def is_inlined(self, frame: Frame) -> bool:
         """Whether it is part of something larger, which decides how it is executed."""
-        return (
-            _eagerly
-            or frame.program is not None
-            or frame.overlay is not None
-            or (frame.kind is Kind.REPLICA and frame.strategy is not None)
-            or getattr(jax.config, _DEBUG_NANS)  # which is for finding the operation
-            or get_opaque_trace_state() != _untraced
-        )
+        return runs_as_python(frame)
 
     def run_by(
         self,
@@ -139,6 +144,11 @@ class Function:
         if self.input_signature is not None:
             args = self._conform(args, kwargs)
         signature, arrays = signature_of(strategy, frame, args, kwargs)
+        if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
+            raise InvalidType(
+                f"`{self.__name__}` was called with a `jax.ShapeDtypeStruct`, which has no "
+                "numbers. Only `lower` and `trace` take one."
+            )
         program, arrays = self._program(signature, arrays)
         if isinstance(program, Lifted):
             return program(arrays)

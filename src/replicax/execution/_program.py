@@ -25,7 +25,12 @@ from replicax import _context, _nest
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.collectives import Collectives, InProgram
-from replicax.errors import ContextError, InconsistentTracing, InvalidArgument
+from replicax.errors import (
+    ContextError,
+    InconsistentTracing,
+    InvalidArgument,
+    MeetingInTrace,
+)
 from replicax.execution._executor import Executor
 from replicax.execution._pulling import GoesThroughDataset, NotOneProgram, Pulls
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
@@ -181,10 +186,24 @@ class _InnerLevel(_Level, Merger):
         self._collectives = InProgram(strategy.topology)
         self._cross_replica = replace(frame, program=self)
         self.handed_out: list[tuple[Nest, Callable[[Nest], None]]] = []
+        self._trace_state = get_opaque_trace_state()
 
     def hand_out(self, value: Nest, receive: Callable[[Nest], None]) -> None:
         """The value becomes one more result of the `run`."""
-        self.handed_out.append((select(value, 0, self._strategy.topology), receive))
+        if get_opaque_trace_state() != self._trace_state:
+            raise MeetingInTrace(
+                "A replica's value was to leave a program from inside of a JAX transformation "
+                "(such as `lax.scan`, or `rx.value_and_grad`), of which it is no result. Return it "
+                "from the transformed function, and hand it out after that."
+            )
+        # In a function given to `merge_call`, some values are the same for all replicas.
+        all_own = _context.current().kind is Kind.REPLICA
+        own = _nest.transform(lambda leaf: all_own or isinstance(leaf, PerReplica), value)
+
+        def received(outside: Nest) -> None:
+            receive(_nest.transform(lambda x, mine: x if mine else _first(x), outside, own))
+
+        self.handed_out.append((select(value, 0, self._strategy.topology), received))
 
     @property
     def collectives(self) -> Collectives | None:
@@ -392,6 +411,10 @@ class _Outputs:
             for numeric, leaf in zip(self._numeric, self._plain, strict=True)
         ]
         return jax.tree.unflatten(self._structure, leaves)
+
+
+def _first(value: Any) -> Any:
+    return value.primary if isinstance(value, PerReplica) else value
 
 
 def _planned(plan: Plan, number: int) -> Touched:

@@ -204,9 +204,19 @@ class ReplicaContext:
                 sums = strategy.collectives.reduce(ReduceOp.SUM, values, merged)
                 return [_split_like(total, sizes, i, axis) for i, total in enumerate(sums)]
 
-            sizes = np.array([np.shape(array)[axis] for array in arrays])
             label = f"gradient of all_gather(axis={axis})"
-            return self.merge(label, scatter, [sizes, *cotangents])
+            sizes = np.array([np.shape(array)[axis] for array in arrays])
+            if _context.current().program is None:
+                return self.merge(label, scatter, [sizes, *cotangents])
+
+            def total(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
+                return strategy.collectives.reduce(ReduceOp.SUM, values, merged)
+
+            # In a program, where all have the same sizes.
+            return [
+                jax.lax.dynamic_slice_in_dim(whole, self._replica_id * size, size, axis)
+                for whole, size in zip(self.merge(label, total, cotangents), sizes, strict=True)
+            ]
 
         outputs = _differentiable(collective, own_part, leaves)
         return jax.tree.unflatten(structure, outputs)

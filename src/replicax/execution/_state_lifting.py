@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, final
 
@@ -23,7 +24,7 @@ from replicax.execution._pulling import NotOneProgram, Pulls
 from replicax.input import DistributedIterator
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica
-from replicax.variables import Variable
+from replicax.variables import Variable, reusing_states
 
 # States are taken, passed to a program that may reuse their memory, and replaced: one at a time.
 _lock = threading.RLock()
@@ -110,7 +111,7 @@ class Lifted:
 
     def __call__(self, arrays: Sequence[Any]) -> Nest:
         topology = self.topology
-        with _lock:
+        with _lock, reusing_states if self._donates else nullcontext():
             states = self._states()
             arguments = [*states, *self._on_mesh(arrays)]
             if not self._agreed:
@@ -169,10 +170,16 @@ class Lifted:
             if (
                 isinstance(array, jax.Array)
                 and array.committed
-                and array.sharding.device_set != devices
+                and (array.sharding.device_set != devices or _is_otherwise(array, topology))
             ):
                 moved[index] = topology.replicate(array)
         return moved
+
+
+def _is_otherwise(array: jax.Array, topology: Topology) -> bool:
+    """Whether an array has the devices of a topology in another order, which JAX would refuse."""
+    mesh = getattr(array.sharding, "mesh", topology.mesh)
+    return mesh is not topology.mesh and list(mesh.devices.flat) != list(topology.mesh.devices.flat)
 
 
 def _spanning(array: Any, topology: Topology) -> Any:

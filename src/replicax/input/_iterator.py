@@ -112,6 +112,11 @@ class DistributedIterator:
 
         Prefetch depth, strategy and number of replicas may be others than there.
         """
+        if _context.current().program is not None:
+            raise ContextError(
+                "An iterator was set back, or initialized, in an `rx.function`, where that would "
+                "happen while it is traced, and not in every call. Do it outside."
+            )
         steps, feed = fields_of(state, "steps", "feed")
         if not isinstance(steps, int) or steps < 0:
             raise InvalidArgument(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -97,7 +96,7 @@ class StrategyExtended:
         self._collectives = AcrossArrays(topology)
         self._communication_options = communication_options or CommunicationOptions()
         self._cluster_resolver = cluster_resolver
-        self._steps = StepRunner(container_strategy)
+        self._steps = StepRunner(container_strategy, self._executor)
 
     # The parts.
 
@@ -466,7 +465,7 @@ class StrategyExtended:
                 f"`colocate_vars_with` takes a variable, or the devices that `non_slot_devices` "
                 f"gives: {self.parameter_devices}. Got {colocate_with_variable!r}."
             )
-        with _context.entered(replace(frame, colocate_with=colocate_with_variable)):
+        with _context.entered(replace(frame, colocate_with=colocate_with_variable, partition=None)):
             yield
 
     @contextmanager
@@ -489,13 +488,7 @@ class StrategyExtended:
         (512, 512)
         """
         frame = _context.cross_replica(self._strategy, "partition")
-        parts = tuple(partition_dimensions)
-        count = self._topology.logical_devices_per_replica
-        if math.prod(parts) != count:
-            raise InvalidArgument(
-                f"The product of `partition_dimensions` has to be the number of logical devices of "
-                f"a replica, which is {count}; got {list(parts)}."
-            )
+        parts = self._topology.checked_partition(partition_dimensions)
         with _context.entered(replace(frame, partition=parts)):
             yield
 

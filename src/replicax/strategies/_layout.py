@@ -9,6 +9,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _context
+from replicax.errors import ContextError
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -22,9 +23,15 @@ def lay_out(array: jax.Array, spec: PartitionSpec, strategy: StrategyLike) -> ja
     if frame.program is not None and frame.program.inside:
         # Without a mesh: that of the program has the replicas' axis in another role here.
         return jax.lax.with_sharding_constraint(array, spec)
-    home = frame.replica.home if frame.replica is not None else topology.replicated
-    assert isinstance(home, NamedSharding)
-    sharding = NamedSharding(home.mesh, spec)
+    if frame.strategy not in (None, strategy.identity):
+        raise ContextError(
+            f"Values are laid out on the logical devices of {strategy!r}, in code of its replicas. "
+            f"Current context: {frame}. Call the method of the strategy that runs the code."
+        )
+    sharding = NamedSharding(topology.mesh, spec)
+    copy = frame.copy if frame.replica is None else frame.replica.local_index
+    if copy is not None and frame.program is None:
+        sharding = topology.divided_homes(spec)[copy]
     if isinstance(array, Tracer):
         return jax.lax.with_sharding_constraint(array, sharding)
     return jax.device_put(array, sharding)

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from replicax import _context, _nest
-from replicax._context import Kind
+from replicax._context import Frame, Kind
 from replicax._enums import ReduceOp
 from replicax._typing import Nest
-from replicax.errors import InvalidArgument, InvalidType
+from replicax.errors import ContextError, InvalidArgument, InvalidType
 from replicax.execution import (
     Element,
+    Executor,
     Function,
     FunctionOfInstance,
     NotOneProgram,
@@ -50,6 +51,7 @@ class MultiStepContext:
 
     def __init__(self, strategy: Strategy, initial: Mapping[str, Nest]) -> None:
         self._strategy = strategy
+        self._in_program = _context.current().program is not None
         self._last_step_outputs: dict[str, Nest] = dict(initial)
         self._non_tensor_outputs: dict[str, Any] = {}
 
@@ -74,7 +76,7 @@ class MultiStepContext:
             returned.
           reduce_op: How to combine the replicas' values. Required if a replica calls.
         """
-        frame = _context.current()
+        frame = self._checked_frame(name)
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         if op is None and frame.kind is Kind.REPLICA:
             raise InvalidArgument(
@@ -97,7 +99,7 @@ class MultiStepContext:
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
         """Keeps any other object; if replicas call, a tuple: of one, if all give the same."""
-        frame = _context.current()
+        frame = self._checked_frame(name)
 
         def keep(strategy: Strategy, output: Any) -> None:
             if frame.program is not None and _has_arrays(output):
@@ -114,6 +116,18 @@ class MultiStepContext:
         else:
             keep(self._strategy, output)
 
+    def _checked_frame(self, name: str) -> Frame:
+        frame = _context.current()
+        if not isinstance(name, str):
+            raise InvalidType(f"The name of an output has to be a string; got {name!r}.")
+        if self._in_program != (frame.program is not None):
+            raise ContextError(
+                f"Output {name!r} of a step was set in a compiled function that is part of the "
+                "step, where it has no number yet. Make the step itself an `rx.function`, or "
+                "return the value and set it in the step."
+            )
+        return frame
+
     def __repr__(self) -> str:
         names = [*self._last_step_outputs, *self._non_tensor_outputs]
         return f"<MultiStepContext with {', '.join(map(repr, names)) or 'no outputs'}>"
@@ -123,8 +137,9 @@ class MultiStepContext:
 class StepRunner:
     """Runs steps on an iterator: as a loop in Python or, given an `rx.function`, as one program."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, executor: Executor) -> None:
         self._strategy = strategy
+        self._executor = executor
         self._compiled: weakref.WeakKeyDictionary[Function, Function] = weakref.WeakKeyDictionary()
 
     def run(
@@ -144,6 +159,8 @@ class StepRunner:
         bound: tuple[Any, ...] = ()
         if isinstance(fn, FunctionOfInstance):
             fn, bound = fn.function, (fn.instance,)
+        elif not isinstance(fn, Function):
+            fn = self._executor.prepared(fn)
         if isinstance(fn, Function) and fn.input_signature is not None:
             raise InvalidArgument(
                 f"{fn!r} has an `input_signature`, which cannot say what a context is. Leave it "
@@ -153,7 +170,8 @@ class StepRunner:
             if isinstance(fn, Function) and not fn.is_inlined(frame):
                 outputs, others = self._program(fn)(bound, iterator, count)
             else:
-                outputs, others = self._loop(functools.partial(fn, *bound), iterator, count)
+                step = fn.python_function if isinstance(fn, Function) else fn
+                outputs, others = self._loop(functools.partial(step, *bound), iterator, count)
         context.last_step_outputs.update(outputs)
         context.non_tensor_outputs.update(others.value)
         return context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax._typing import DeviceLike
-from replicax.errors import DeviceError, InvalidArgument
+from replicax.errors import DeviceError, InvalidArgument, InvalidType
 from replicax.topology._devices import resolve_devices
 
 REPLICA_AXIS = "replica"
@@ -61,7 +62,11 @@ class Topology:
         """Consecutive groups of `logical_devices_per_replica` devices, one group a replica."""
         flat = resolve_devices(devices)
         size = logical_devices_per_replica
-        if size < 1 or len(flat) % size:
+        if _whole_numbers([size]) is None:
+            raise InvalidType(
+                f"`logical_devices_per_replica` has to be a positive whole number; got {size!r}."
+            )
+        if len(flat) % size:
             raise DeviceError(
                 f"{len(flat)} device(s) cannot be divided into replicas of {size} logical devices."
             )
@@ -106,6 +111,10 @@ class Topology:
         """Where the arrays of replicas with several devices are, if divided in a certain way."""
         return tuple(NamedSharding(mesh, spec) for mesh in self._local_meshes)
 
+    def is_home(self, sharding: NamedSharding) -> bool:
+        """Whether it is over the logical devices of one local replica."""
+        return sharding.mesh in self._local_meshes and self.logical_devices_per_replica > 1
+
     @cached_property
     def _local_meshes(self) -> tuple[Mesh, ...]:
         """The logical devices of each local replica."""
@@ -145,22 +154,11 @@ class Topology:
 
         Its dimension i is divided into `dimensions[i]` parts; there is one part for each device.
         """
-        parts = tuple(dimensions)
-        count = self.logical_devices_per_replica
-        if not all(isinstance(part, int) and part > 0 for part in parts):
-            raise InvalidArgument(
-                f"`partition_dimensions` are whole numbers, one for each dimension; got "
-                f"{list(dimensions)}."
-            )
+        parts = self.checked_partition(dimensions)
         if len(parts) != len(shape):
             raise InvalidArgument(
                 f"`partition_dimensions` has to have one number for each dimension; got "
                 f"{list(parts)} for a tensor of shape {tuple(shape)}."
-            )
-        if math.prod(parts) != count:
-            raise InvalidArgument(
-                f"The product of `partition_dimensions` has to be the number of logical devices of "
-                f"a replica, which is {count}; got {list(parts)}."
             )
         for size, part in zip(shape, parts, strict=True):
             if size % part:
@@ -180,13 +178,30 @@ class Topology:
             axes.append(tuple(taken) or None)
         return PartitionSpec(*axes)
 
+    def checked_partition(self, dimensions: Any) -> tuple[int, ...]:
+        """`partition_dimensions`, if there is one part for each logical device of a replica."""
+        parts, count = _whole_numbers(dimensions), self.logical_devices_per_replica
+        if parts is None:
+            raise InvalidType(
+                "`partition_dimensions` are positive whole numbers, one for each dimension; got "
+                f"{dimensions!r}."
+            )
+        if math.prod(parts) != count:
+            raise InvalidArgument(
+                f"The product of `partition_dimensions` has to be the number of logical devices of "
+                f"a replica, which is {count}; got {list(parts)}."
+            )
+        return parts
+
     def replicate(self, value: Any) -> jax.Array:
         """`value` on every device of the topology; the same one in every process."""
         if not self.spans_processes or isinstance(value, Tracer):
             return jax.device_put(value, self.replicated)
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
-            if value.sharding == self.replicated:
+            if value.sharding.is_equivalent_to(self.replicated, value.ndim):
                 return value
+            if not value.is_fully_replicated:
+                return jax.jit(_itself, out_shardings=self.replicated)(value)
             value = value.addressable_data(0)
         # Each process brings its own copies. `device_put` would compare the values of all
         # processes first, in a collective of its own.
@@ -199,16 +214,31 @@ class Topology:
         sharding = NamedSharding(self.mesh, spec)
         if isinstance(value, Tracer):
             return jax.lax.with_sharding_constraint(value, sharding)
-        if isinstance(value, jax.Array) and value.sharding == sharding:
+        if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(sharding, value.ndim):
             return value
         if not self.spans_processes:
             return jax.device_put(value, sharding)
-        own = self.replicate(value).addressable_data(0)
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            return jax.jit(_itself, out_shardings=sharding)(value)
+        own = np.asarray(value)
         return jax.make_array_from_callback(own.shape, sharding, lambda index: own[index])
 
     def __str__(self) -> str:
         kind = self.devices[0][0].platform.upper()
         return f"{self.num_replicas} x {self.logical_devices_per_replica} {kind}"
+
+
+def _itself(array: jax.Array) -> jax.Array:
+    return array
+
+
+def _whole_numbers(numbers: Any) -> tuple[int, ...] | None:
+    """Positive whole numbers; None if they are something else."""
+    try:
+        found = tuple(operator.index(number) for number in numbers)
+    except TypeError:
+        return None
+    return found if all(number > 0 for number in found) else None
 
 
 def _prime_factors(number: int) -> tuple[int, ...]:

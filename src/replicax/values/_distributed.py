@@ -100,11 +100,12 @@ class DistributedValues(ABC):
         """Components out of the global array: what each replica's device holds of it."""
         assert self._array is not None
         assert self._topology is not None
-        held = {shard.device: shard.data for shard in self._array.addressable_shards}
-        topology = self._topology
+        topology, array = self._topology, self._array
         if topology.logical_devices_per_replica == 1:
+            held = {shard.device: shard.data for shard in array.addressable_shards}
             return tuple(held[device] for device in topology.local_devices)
-        shape, spec = _part(self._array, topology)
+        array, shape, spec = self._parts(array, topology)
+        held = {shard.device: shard.data for shard in array.addressable_shards}
         return tuple(
             jax.make_array_from_single_device_arrays(
                 shape, home, [held[device] for device in topology.devices[replica]]
@@ -113,6 +114,12 @@ class DistributedValues(ABC):
                 topology.local_replicas, topology.divided_homes(spec), strict=True
             )
         )
+
+    @staticmethod
+    def _parts(array: jax.Array, topology: Topology) -> tuple[jax.Array, Shape, PartitionSpec]:
+        """A global array, and the shape and layout of what the devices of a replica have of it."""
+        spec = getattr(array.sharding, "spec", ())
+        return array, array.shape, PartitionSpec(*map(_without_replicas, spec))
 
     def block_until_ready(self) -> Self:
         """Waits until all components are there; what `jax.block_until_ready` calls."""
@@ -276,6 +283,15 @@ class PerReplica(DistributedValues):
         count = self._topology.num_replicas
         return array.reshape(count, *_component_shape(array.shape, self._topology))
 
+    @staticmethod
+    def _parts(array: jax.Array, topology: Topology) -> tuple[jax.Array, Shape, PartitionSpec]:
+        first, *rest = getattr(array.sharding, "spec", ()) or (None,)
+        if first != REPLICA_AXIS and REPLICA_AXIS not in (first or ()):
+            # XLA may leave an array without elements so.
+            array, first, rest = jax.device_put(array, topology.split), REPLICA_AXIS, []
+        spec = PartitionSpec(_without_replicas(first), *rest)
+        return array, _component_shape(array.shape, topology), spec
+
     def _take_apart(self) -> tuple[jax.Array, ...]:
         assert self._array is not None
         if self._inside:
@@ -328,7 +344,7 @@ class Mirrored(ArrayOperators, DistributedValues):
                 return self.values[0]
             layout = topology.replicated
             first = getattr(self.values[0], "sharding", None)
-            if topology.logical_devices_per_replica > 1 and isinstance(first, NamedSharding):
+            if isinstance(first, NamedSharding) and topology.is_home(first):
                 layout = NamedSharding(topology.mesh, first.spec)
             self._array = _assembled(np.shape(self.values[0]), layout, self.values, topology)
         return self._array
@@ -377,7 +393,7 @@ def _assembled(
     with jax.ensure_compile_time_eval():
         placed = [
             component if _is_laid_out(component, home) else jax.device_put(component, home)
-            for component, home in zip(components, _parts(sharding, topology), strict=True)
+            for component, home in zip(components, _homes(sharding, topology), strict=True)
         ]
         if topology.logical_devices_per_replica > 1:
             placed = [shard.data for array in placed for shard in array.addressable_shards]
@@ -392,22 +408,18 @@ def _is_laid_out(value: Any, home: Home) -> bool:
     return value.sharding.is_equivalent_to(home, value.ndim)
 
 
-def _part(array: jax.Array, topology: Topology) -> tuple[Shape, PartitionSpec]:
-    """Shape and layout, on its devices, of what one replica has of a global array."""
-    spec = getattr(array.sharding, "spec", PartitionSpec())
-    first, *rest = (*spec, None)
-    axes = first if isinstance(first, tuple) else (first,)
-    if REPLICA_AXIS not in axes:
-        return array.shape, spec
-    others = tuple(axis for axis in axes if axis != REPLICA_AXIS)
-    return _component_shape(array.shape, topology), PartitionSpec(others or None, *rest)
+def _without_replicas(axes: Any) -> Any:
+    """An entry of a layout, on the devices of one replica."""
+    if isinstance(axes, tuple):
+        return tuple(axis for axis in axes if axis != REPLICA_AXIS) or None
+    return None if axes == REPLICA_AXIS else axes
 
 
-def _parts(sharding: NamedSharding, topology: Topology) -> Sequence[Home]:
+def _homes(sharding: NamedSharding, topology: Topology) -> Sequence[Home]:
     """Where each local replica's part of a global array of that sharding has to be."""
     if topology.logical_devices_per_replica == 1:
         return topology.local_devices
-    spec = PartitionSpec(*(None if axis == REPLICA_AXIS else axis for axis in sharding.spec))
+    spec = PartitionSpec(*map(_without_replicas, sharding.spec))
     return topology.divided_homes(spec)
 
 

@@ -11,7 +11,7 @@ from replicax.variables._placement import (
     VariablePlacement,
 )
 from replicax.variables._plain import PlainVariable
-from replicax.variables._state import Overlay, Transaction, all_or_nothing
+from replicax.variables._state import Overlay, Transaction, all_or_nothing, reusing_states
 from replicax.variables._sync_on_read import SyncOnReadVariable
 from replicax.variables._variable import Variable, VariableRequest
 
@@ -31,5 +31,6 @@ __all__ = [
     "VariableRequest",
     "all_or_nothing",
     "grad",
+    "reusing_states",
     "value_and_grad",
 ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import jax
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import cluster
-from replicax.errors import CollectiveMismatch
+from replicax.errors import CollectiveMismatch, InvalidArgument
+from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica
 from replicax.variables._variable import VariableRequest
 
@@ -41,17 +45,32 @@ def from_first_worker(
     return strategy.collectives.broadcast(own)
 
 
-def in_parts(strategy: StrategyLike, request: VariableRequest) -> jax.Array:
-    """The initial value, divided over the logical devices.
+def in_parts(strategy: StrategyLike, request: VariableRequest) -> tuple[jax.Array, PartitionSpec]:
+    """The initial value, divided over the logical devices, and how it is divided.
 
     That of a callable is made where it is wanted: it may be too large for one device.
     """
-    topology, parts = strategy.topology, request.partition
-    assert parts is not None
-    if topology.spans_processes or not callable(request.initial_value):
+    topology, made, like = strategy.topology, None, None
+    if callable(request.initial_value) and not topology.spans_processes:
+        # What looks at numbers cannot be traced, and is called as it is.
+        with suppress(ConcretizationTypeError, TracerArrayConversionError):
+            made, like = jax.make_jaxpr(request.initial_array_or_tracer, return_shape=True)()
+    if made is None or like is None:
         array = request.initial_array()
-        spec = topology.partition(parts, array.shape)
-        return topology.lay_out(from_first_worker(strategy, request, array).array(topology), spec)
-    made, shape = jax.make_jaxpr(request.initial_array_or_tracer, return_shape=True)()
-    layout = NamedSharding(topology.mesh, topology.partition(parts, shape.shape))
-    return jax.jit(jaxpr_as_fun(made), out_shardings=[layout])()[0]
+        spec = _spec(topology, request, array.shape)
+        return topology.lay_out(
+            from_first_worker(strategy, request, array).array(topology), spec
+        ), spec
+    spec = _spec(topology, request, like.shape)
+    layout = NamedSharding(topology.mesh, spec)
+    return jax.jit(jaxpr_as_fun(made), out_shardings=[layout])()[0], spec
+
+
+def _spec(topology: Topology, request: VariableRequest, shape: Sequence[int]) -> PartitionSpec:
+    if not shape or request.partition is None:
+        return PartitionSpec()
+    try:
+        return topology.partition(request.partition, shape)
+    except InvalidArgument as error:
+        error.add_note(f"It is the initial value of variable {request.name!r}.")
+        raise

@@ -43,11 +43,12 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
 
     @classmethod
     def _divided(cls, request: VariableRequest, strategy: StrategyLike) -> MirroredVariable:
-        assert request.partition is not None
-        array = in_parts(strategy, request)
+        array, spec = in_parts(strategy, request)
+        if not array.shape:  # of which there are no parts
+            request = replace(request, partition=None)
         state = Mirrored.from_array(array, strategy.topology)
         variable = cls._build(request, strategy, state, array)
-        variable._spec = strategy.topology.partition(request.partition, array.shape)
+        variable._spec = spec
         return variable
 
     @property
@@ -71,7 +72,8 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
         home = self._home.topology.local_homes[index]
         new = combine(self.read_copy(index), place(value, home))
         # In a program nothing is moved: it is told how to lay out what it returns.
-        if self.partition is not None and frame.program is None:
+        several = isinstance(home, NamedSharding)
+        if several and frame.program is None:
             new = jax.device_put(new, self._home.topology.divided_homes(self._spec)[index])
         self.set_state(self.state.replaced(index, new))
 
@@ -92,7 +94,12 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
             value = value.component(frame.copy) if isinstance(value, Mirrored) else value
             self.write_copy(frame, frame.copy, combine, value)
         else:
-            everywhere = self._home.collectives.mirror(value).array(self._home.topology)
+            topology = self._home.topology
+            if self.partition is not None and frame.program is None:
+                whole = value.primary if isinstance(value, Mirrored) else value
+                everywhere = topology.lay_out(whole, self._spec)
+            else:
+                everywhere = self._home.collectives.mirror(value).array(topology)
             self.store_cross_replica_array(combine(self.cross_replica_array(), everywhere))
 
     def cross_replica_array(self) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,10 @@ from replicax._context import Frame
 
 if TYPE_CHECKING:
     from replicax.variables._variable import Variable
+
+# Held from when states are given to a program that reuses their memory until they are replaced, so
+# that no other thread takes one in between.
+reusing_states = threading.RLock()
 
 
 @final

@@ -22,6 +22,7 @@ from replicax._nest import Whole
 from replicax._operators import ArrayOperators
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
 from replicax.values import DistributedValues, Mirrored, place
+from replicax.variables._state import reusing_states
 
 if TYPE_CHECKING:
     from replicax._typing import ArrayLike, StrategyLike
@@ -271,8 +272,9 @@ class Variable(Whole, ArrayOperators):
         program = _context.current().program
         if program is not None:
             return program.state_of(self)
-        self.exclusive = False  # whoever asked may keep it
-        return self._stored
+        with reusing_states:
+            self.exclusive = False  # whoever asked may keep it
+            return self._stored
 
     def set_state(self, state: Any) -> None:
         frame = _context.current()

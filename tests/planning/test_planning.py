@@ -235,6 +235,15 @@ def test_variables_that_are_divided_over_the_devices_of_a_replica():
     assert {each.times for each in plan.collectives} >= {1, 4}
 
 
+@needs_libtpu
+def test_a_replica_of_chips_of_several_hosts():
+    program = functools.partial(large, layers=2, width=512, inner=1024, tokens=128)
+    plan = rx.planning.plan(program, "v5e:4x8", computation_shape=(4, 4))
+    assert (plan.chips, plan.replicas, plan.devices_per_replica) == (32, 2, 16)
+    trained = 2 * (2 * (3 * 512 * 1024 + 512 * 2 * 512) + 32_000 * 512)
+    assert plan.memory.variables == pytest.approx(trained / 16, rel=0.01)
+
+
 def test_on_cpus():
     plan = rx.planning.plan(mlp, "cpu:8")
     assert (plan.chips, plan.replicas, plan.batch) == (8, 8, 8 * ROWS)

@@ -80,6 +80,14 @@ def test_an_assignment_knows_its_devices_by_itself():
     assert [device.id for device in strategy.cluster_resolver.devices()] == [3, 4]
 
 
+def test_devices_can_be_named():
+    for devices in (["CPU:2", "CPU:5"], jax.devices()[:3]):
+        strategy = rx.TPUStrategy(devices)
+        assert strategy.num_replicas_in_sync == len(devices)
+        assert strategy.cluster_resolver.num_accelerators() == {"TPU": len(devices)}
+        equal(strategy.reduce("SUM", strategy.run(lambda: jnp.ones(2)), axis=0), 2 * len(devices))
+
+
 def test_an_assignment_of_other_devices_is_refused():
     assignment = DeviceAssignment.build(Topology.of(["CPU:3", "CPU:1"]), num_replicas=2)
     with pytest.raises(ValueError, match=r"cpu:1; got cpu:3 besides"):
@@ -91,7 +99,7 @@ def test_an_assignment_of_other_devices_is_refused():
 
 def test_arguments_of_other_types_are_refused(make):
     with pytest.raises(TypeError, match="TPUClusterResolver"):
-        make(["CPU:0"])
+        make("CPU:0")
     with pytest.raises(TypeError, match="TPUClusterResolver"):
         make(rx.cluster_resolver.TFConfigClusterResolver())
     with pytest.raises(TypeError, match="DeviceAssignment"):

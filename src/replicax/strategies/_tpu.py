@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Sequence
+from typing import Any, final
 
 from replicax import _context, _nest
-from replicax._typing import Nest
+from replicax._typing import DeviceLike, Nest
 from replicax.errors import InvalidArgument, InvalidType, ShapeMismatch
 from replicax.execution import CompilingExecutor
 from replicax.strategies._extended import StrategyExtended
@@ -24,7 +25,8 @@ class TPUStrategy(Strategy):
     What is given to `run` is always compiled, as if it were an `rx.function`.
 
     Args:
-      tpu_cluster_resolver: Knows the devices; by default all TPUs of this process.
+      tpu_cluster_resolver: Knows the devices; by default all TPUs of this process. A list of
+        devices, or of their names, does as well.
       experimental_device_assignment: Which cores form which replica; by default each is one.
 
     >>> import replicax as rx
@@ -35,7 +37,7 @@ class TPUStrategy(Strategy):
 
     def __init__(
         self,
-        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        tpu_cluster_resolver: TPUClusterResolver | Sequence[DeviceLike] | None = None,
         experimental_device_assignment: DeviceAssignment | None = None,
     ) -> None:
         super().__init__(tpu(self, tpu_cluster_resolver, experimental_device_assignment))
@@ -60,14 +62,16 @@ class ExperimentalTPUStrategy(TPUStrategy):
 
     def __init__(
         self,
-        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        tpu_cluster_resolver: TPUClusterResolver | Sequence[DeviceLike] | None = None,
         device_assignment: DeviceAssignment | None = None,
     ) -> None:
         super().__init__(tpu_cluster_resolver, device_assignment)
 
 
 def tpu(
-    strategy: Strategy, resolver: TPUClusterResolver | None, assignment: DeviceAssignment | None
+    strategy: Strategy,
+    resolver: TPUClusterResolver | Sequence[DeviceLike] | None,
+    assignment: DeviceAssignment | None,
 ) -> StrategyExtended:
     """The parts of a strategy on TPUs."""
     if assignment is not None and not isinstance(assignment, DeviceAssignment):
@@ -90,12 +94,13 @@ def tpu(
     )
 
 
-def _resolver_of(topology: Topology, resolver: TPUClusterResolver | None) -> TPUClusterResolver:
+def _resolver_of(topology: Topology, resolver: Any) -> TPUClusterResolver:
     """The resolver, if it knows these devices; else one that does."""
     assigned = [device for replica in topology.devices for device in replica]
     if resolver is None:
         return TPUClusterResolver(assigned)
-    known = checked_resolver("tpu_cluster_resolver", resolver).devices()
+    resolver = checked_resolver("tpu_cluster_resolver", resolver)
+    known = resolver.devices()
     strangers = [str(device) for device in assigned if device not in known]
     if strangers:
         raise InvalidArgument(

@@ -36,9 +36,14 @@ def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> N
 
 
 def checked_resolver(name: str, resolver: Any) -> TPUClusterResolver:
-    """The resolver, if it is one of TPUs; the one of this process's TPUs for None."""
+    """The resolver, if it is one of TPUs; the one of this process's TPUs for None.
+
+    Of devices, or of their names, one that has these.
+    """
     if resolver is None:
         return TPUClusterResolver()
+    if isinstance(resolver, (list, tuple)):
+        return TPUClusterResolver(resolver)
     if not isinstance(resolver, TPUClusterResolver):
         raise InvalidType(
             f"`{name}` has to be an `rx.cluster_resolver.TPUClusterResolver`; got {resolver!r}. "

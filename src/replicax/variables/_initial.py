@@ -58,9 +58,9 @@ def in_parts(strategy: StrategyLike, request: VariableRequest) -> tuple[jax.Arra
     if made is None or like is None:
         array = request.initial_array()
         spec = _spec(topology, request, array.shape)
-        return topology.lay_out(
-            from_first_worker(strategy, request, array).array(topology), spec
-        ), spec
+        if topology.spans_processes:
+            array = from_first_worker(strategy, request, array).array(topology)
+        return topology.lay_out(array, spec), spec
     spec = _spec(topology, request, like.shape)
     layout = NamedSharding(topology.mesh, spec)
     return jax.jit(jaxpr_as_fun(made), out_shardings=[layout])()[0], spec

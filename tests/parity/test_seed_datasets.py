@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from pipelines import TENSORFLOW, require
+from pipelines import record_dataset
 from support import equal
 
 import replicax as rx
@@ -58,18 +58,6 @@ def test_the_custom_training_loop(strategy, function, rows):
         for _ in range(epochs):
             train_result = distribute_train_epoch(dist_dataset)
             equal(train_result, np.arange(rows).sum())
-
-
-def record_dataset(directory):
-    """Four files of four numbers each."""
-    require("tf.data")
-    paths = [f"{directory}/{number}.tfr" for number in range(1, 5)]
-    for number, path in enumerate(paths):
-        with TENSORFLOW.io.TFRecordWriter(path) as writer:
-            for row in range(4):
-                writer.write(str(4 * number + row).encode())
-    dataset = TENSORFLOW.data.TFRecordDataset(paths)
-    return dataset.map(TENSORFLOW.strings.to_number).batch(GLOBAL_BATCH_SIZE)
 
 
 def check_totals(strategy, totals):

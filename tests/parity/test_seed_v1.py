@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from pipelines import TENSORFLOW, require
+from pipelines import record_dataset
 from support import components_equal, copies_equal, equal
 
 import replicax as rx
@@ -287,18 +287,6 @@ def test_a_dataset_of_record_files_and_an_input_signature(v1_strategy, tmp_path)
         # process dataset elements
         totals.append(strategy.reduce("SUM", strategy.run(train_step, args=(x,))))
     equal(totals, np.arange(16.0).reshape(4, 4).sum(1))
-
-
-def record_dataset(directory):
-    """Four files of four numbers each."""
-    require("tf.data")
-    paths = [f"{directory}/{number}.tfr" for number in range(1, 5)]
-    for number, path in enumerate(paths):
-        with TENSORFLOW.io.TFRecordWriter(path) as writer:
-            for row in range(4):
-                writer.write(str(4 * number + row).encode())
-    dataset = TENSORFLOW.data.TFRecordDataset(paths)
-    return dataset.map(TENSORFLOW.strings.to_number).batch(4)
 
 
 GLOBAL_BATCH_SIZE = 8

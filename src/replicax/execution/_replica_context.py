@@ -200,22 +200,27 @@ class ReplicaContext:
             return self.merge(f"all_gather(axis={axis})", gather, arrays, (structure,))
 
         def own_part(arrays: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
-            def scatter(strategy: StrategyLike, sizes: PerReplica, *values: PerReplica) -> Any:
-                sums = strategy.collectives.reduce(ReduceOp.SUM, values, merged)
-                return [_split_like(total, sizes, i, axis) for i, total in enumerate(sums)]
+            def scatter(strategy: StrategyLike, *values: PerReplica) -> list[PerReplica]:
+                gathered, gradients = values[: len(arrays)], values[len(arrays) :]
+                sums = strategy.collectives.reduce(ReduceOp.SUM, gradients, merged)
+                return [
+                    _split_like(total, value, axis)
+                    for total, value in zip(sums, gathered, strict=True)
+                ]
 
             label = f"gradient of all_gather(axis={axis})"
-            sizes = np.array([np.shape(array)[axis] for array in arrays])
             if _context.current().program is None:
-                return self.merge(label, scatter, [sizes, *cotangents])
+                return self.merge(label, scatter, [*arrays, *cotangents])
 
             def total(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
                 return strategy.collectives.reduce(ReduceOp.SUM, values, merged)
 
             # In a program, where all have the same sizes.
+            sums = self.merge(label, total, cotangents)
+            sizes = [np.shape(array)[axis] for array in arrays]
             return [
                 jax.lax.dynamic_slice_in_dim(whole, self._replica_id * size, size, axis)
-                for whole, size in zip(self.merge(label, total, cotangents), sizes, strict=True)
+                for whole, size in zip(sums, sizes, strict=True)
             ]
 
         outputs = _differentiable(collective, own_part, leaves)
@@ -276,15 +281,18 @@ class ReplicaContext:
         return f"<replica {self._replica_id} of {self._strategy!r}>"
 
 
-def _split_like(total: Mirrored, sizes: PerReplica, leaf: int, axis: int) -> PerReplica:
-    ends = np.cumsum([size[leaf] for size in sizes.values])
-    starts = np.concatenate([[0], ends[:-1]])
+def _split_like(total: Mirrored, value: PerReplica, axis: int) -> PerReplica:
+    """The parts of a sum that belong to the local replicas' components of `value`."""
+    ends = np.cumsum([shape[axis] for shape in value.shapes])
+    starts = [0, *ends[:-1]]
+    topology = value.topology
+    assert topology is not None
     return PerReplica(
         [
-            jax.lax.slice_in_dim(copy, int(start), int(end), axis=axis)
-            for copy, start, end in zip(total.values, starts, ends, strict=True)
+            jax.lax.slice_in_dim(copy, int(starts[replica]), int(ends[replica]), axis=axis)
+            for copy, replica in zip(total.values, topology.local_replicas, strict=True)
         ],
-        total.topology,
+        topology,
     )
 
 

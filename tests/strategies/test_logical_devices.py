@@ -14,6 +14,8 @@ from support import components_equal, equal, per_replica, shares
 
 import replicax as rx
 
+pytestmark = pytest.mark.one_process  # several have tests/multiprocess/test_logical_devices.py
+
 SHAPES = [(4, 2), (2, 4), (1, 8), (2, 3), (2, 1)]
 
 

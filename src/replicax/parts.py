@@ -1,6 +1,6 @@
 """What strategies are made of, for those who make their own."""
 
-from replicax.execution import EagerExecutor, Executor
+from replicax.execution import CompilingExecutor, EagerExecutor, Executor
 from replicax.topology import Topology
 from replicax.variables import (
     AggregatingVariable,
@@ -16,6 +16,7 @@ from replicax.variables import (
 
 __all__ = [
     "AggregatingVariable",
+    "CompilingExecutor",
     "EagerExecutor",
     "Executor",
     "MirroredPlacement",

@@ -85,8 +85,8 @@ class CompilingExecutor(Executor):
             self._known.pop(next(iter(self._known)), None)
         made = function.python_function
         made = made.func if isinstance(made, functools.partial) else made
-        code = getattr(made, "__code__", type(made))
-        self._same_code[code] += 1
+        code = getattr(made, "__code__", None)
+        self._same_code[code] += code is not None
         if self._same_code[code] == _MANY_FUNCTIONS:
             warnings.warn(
                 f"`{function.__name__}`, given to `run`, was another function object "

@@ -30,7 +30,7 @@ TRAINING = "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_
         (2, 2, 1, ALL, 150),
         (4, 1, 1, [TRAINING], 6),
         (4, 2, 1, [TRAINING], 6),
-        (2, 4, 2, [TRAINING, "tests/collectives", "tests/variables"], 40),
+        (2, 4, 2, [TRAINING, "tests/collectives"], 20),
     ],
     ids=["2 x 1", "2 x 2", "4 x 1", "4 x 2", "2 x 4, replicas of 2"],
 )

@@ -126,6 +126,12 @@ def test_the_page_of_one_plan(tmp_path):
     assert "planning.py:" in " ".join(page.words)
 
 
+def test_where_the_page_goes_unless_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert made_up().save_html().name == "plan.html"
+    assert (tmp_path / "plan.html").read_text(encoding="utf-8").startswith("<!")
+
+
 def _program():
     return runpy.run_path(str(EXAMPLE))["program"]
 

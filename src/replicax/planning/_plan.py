@@ -129,7 +129,7 @@ class Plan:
             return None
         return self.batch / self.estimate.step
 
-    def save_html(self, path: str | os.PathLike[str]) -> Path:
+    def save_html(self, path: str | os.PathLike[str] = "plan.html") -> Path:
         """Writes the plan as one page that needs nothing else; returns where."""
         return Scaling((self,)).save_html(path)
 
@@ -160,7 +160,7 @@ class Scaling:
         here, there = (rate or 0.0 for rate in rates)
         return (here / plan.chips) / (there / self.plans[0].chips)
 
-    def save_html(self, path: str | os.PathLike[str]) -> Path:
+    def save_html(self, path: str | os.PathLike[str] = "plan.html") -> Path:
         """Writes the plans as one page that needs nothing else; returns where."""
         from replicax.planning._page import page
 

@@ -244,6 +244,27 @@ def test_a_replica_of_chips_of_several_hosts():
     assert plan.memory.variables == pytest.approx(trained / 16, rel=0.01)
 
 
+def test_what_is_made_where_variables_are_divided_is_as_in_training():
+    """A scalar stays whole, a slot follows its variable, an ON_READ variable is refused."""
+
+    def program(strategy):
+        with strategy.scope(), strategy.extended.partition([2]):
+            weight = rx.Variable(lambda: jnp.zeros(8))
+            optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9))
+            with pytest.raises(ValueError, match="cannot be divided"):
+                rx.Variable(jnp.zeros(8), synchronization="ON_READ")
+
+        def step(x):
+            optimizer.apply_gradients([(x.sum(0), weight)])
+
+        return rx.function(lambda x: strategy.run(step, args=(x,))), (
+            jax.ShapeDtypeStruct((4, 8), jnp.float32),
+        )
+
+    plan = rx.planning.plan(program, "cpu:4", computation_shape=(2,))
+    assert plan.memory.variables == 4 * 4 + 4 * 4 + 4
+
+
 def test_on_cpus():
     plan = rx.planning.plan(mlp, "cpu:8")
     assert (plan.chips, plan.replicas, plan.batch) == (8, 8, 8 * ROWS)

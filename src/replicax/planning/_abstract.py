@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from replicax import _nest
 from replicax._context import Frame
@@ -18,13 +17,14 @@ from replicax.errors import ContextError, InvalidArgument
 from replicax.execution import Executor
 from replicax.strategies import Strategy, StrategyExtended
 from replicax.topology import Topology
-from replicax.values import Mirrored, PerReplica
+from replicax.values import PerReplica
 from replicax.variables import (
     MirroredVariable,
     SyncOnReadVariable,
     Variable,
     VariablePlacement,
     VariableRequest,
+    layout_of,
 )
 
 if TYPE_CHECKING:
@@ -110,18 +110,10 @@ def _mirrored(
     like: jax.ShapeDtypeStruct,
     colocate_with: Any,
 ) -> MirroredVariable:
-    slot = isinstance(colocate_with, Variable) and colocate_with.shape == like.shape
-    if request.partition is None and slot:
-        request = replace(request, partition=colocate_with.partition)
-    topology, spec = strategy.topology, PartitionSpec()
-    if request.partition is not None:
-        spec = topology.partition(request.partition, like.shape)
+    topology = strategy.topology
+    request, spec = layout_of(request, topology, like.shape, colocate_with)
     state = _described(like.shape, like.dtype, NamedSharding(topology.mesh, spec))
-    variable = MirroredVariable._build(
-        request, strategy, Mirrored.from_array(state, topology), state
-    )
-    variable._spec = spec
-    return variable
+    return MirroredVariable.of_array(request, strategy, state)
 
 
 def _on_read(

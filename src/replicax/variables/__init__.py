@@ -3,6 +3,7 @@
 from replicax.variables._aggregating import AggregatingVariable
 from replicax.variables._copy import VariableCopy
 from replicax.variables._gradients import grad, value_and_grad
+from replicax.variables._initial import layout_of
 from replicax.variables._mirrored import MirroredVariable
 from replicax.variables._placement import (
     MirroredPlacement,
@@ -31,6 +32,7 @@ __all__ = [
     "VariableRequest",
     "all_or_nothing",
     "grad",
+    "layout_of",
     "reusing_states",
     "value_and_grad",
 ]

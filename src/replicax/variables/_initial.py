@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError
@@ -15,7 +16,7 @@ from replicax import cluster
 from replicax.errors import CollectiveMismatch, InvalidArgument
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica
-from replicax.variables._variable import VariableRequest
+from replicax.variables._variable import Variable, VariableRequest
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -57,20 +58,29 @@ def in_parts(strategy: StrategyLike, request: VariableRequest) -> tuple[jax.Arra
             made, like = jax.make_jaxpr(request.initial_array_or_tracer, return_shape=True)()
     if made is None or like is None:
         array = request.initial_array()
-        spec = _spec(topology, request, array.shape)
+        _, spec = layout_of(request, topology, array.shape)
         if topology.spans_processes:
             array = from_first_worker(strategy, request, array).array(topology)
         return topology.lay_out(array, spec), spec
-    spec = _spec(topology, request, like.shape)
+    _, spec = layout_of(request, topology, like.shape)
     layout = NamedSharding(topology.mesh, spec)
     return jax.jit(jaxpr_as_fun(made), out_shardings=[layout])()[0], spec
 
 
-def _spec(topology: Topology, request: VariableRequest, shape: Sequence[int]) -> PartitionSpec:
-    if not shape or request.partition is None:
-        return PartitionSpec()
+def layout_of(
+    request: VariableRequest, topology: Topology, shape: Sequence[int], neighbour: Any = None
+) -> tuple[VariableRequest, PartitionSpec]:
+    """What is asked for once the shape is known, and how that is divided.
+
+    A slot is divided like its variable, the neighbour; of a scalar there are no parts.
+    """
+    parts = request.partition
+    if parts is None and isinstance(neighbour, Variable) and neighbour.shape == tuple(shape):
+        parts = neighbour.partition
+    if parts is None or not shape:
+        return replace(request, partition=None), PartitionSpec()
     try:
-        return topology.partition(request.partition, shape)
+        return replace(request, partition=parts), topology.partition(parts, shape)
     except InvalidArgument as error:
         error.add_note(f"It is the initial value of variable {request.name!r}.")
         raise

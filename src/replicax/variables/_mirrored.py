@@ -13,9 +13,9 @@ from replicax._context import Frame
 from replicax.errors import ContextError
 from replicax.values import Mirrored, place
 from replicax.variables._copy import VariableWithCopies
-from replicax.variables._initial import from_first_worker, in_parts
+from replicax.variables._initial import from_first_worker, in_parts, layout_of
 from replicax.variables._on_write import SyncOnWriteVariable
-from replicax.variables._variable import Combine, Variable, VariableRequest
+from replicax.variables._variable import Combine, VariableRequest
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -35,17 +35,21 @@ class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
         if request.partition is not None:
             return cls._divided(request, strategy)
         array = request.initial_array()
-        slot = isinstance(colocate_with, Variable) and colocate_with.shape == array.shape
-        if slot and colocate_with.partition is not None:
-            parts = colocate_with.partition
-            return cls._divided(replace(request, initial_value=array, partition=parts), strategy)
+        request, _ = layout_of(request, strategy.topology, array.shape, colocate_with)
+        if request.partition is not None:
+            return cls._divided(replace(request, initial_value=array), strategy)
         return cls._build(request, strategy, from_first_worker(strategy, request, array), array)
 
     @classmethod
     def _divided(cls, request: VariableRequest, strategy: StrategyLike) -> MirroredVariable:
-        array, spec = in_parts(strategy, request)
-        if not array.shape:  # of which there are no parts
-            request = replace(request, partition=None)
+        return cls.of_array(request, strategy, in_parts(strategy, request)[0])
+
+    @classmethod
+    def of_array(
+        cls, request: VariableRequest, strategy: StrategyLike, array: Any
+    ) -> MirroredVariable:
+        """Of what stands for all copies, laid out as is asked for."""
+        request, spec = layout_of(request, strategy.topology, array.shape)
         state = Mirrored.from_array(array, strategy.topology)
         variable = cls._build(request, strategy, state, array)
         variable._spec = spec

@@ -29,11 +29,6 @@ class SyncOnReadVariable(VariableWithCopies):
     def create(cls, request: VariableRequest, strategy: StrategyLike) -> SyncOnReadVariable:
         array = request.initial_array()
         topology = strategy.topology
-        if request.partition is not None:
-            raise InvalidArgument(
-                f"The ON_READ variable {request.name!r} cannot be divided over logical devices. "
-                "Create it outside of `partition`."
-            )
         copies = from_first_worker(strategy, request, array).values
         state = PerReplica(copies, topology, shapes=[array.shape] * topology.num_replicas)
         return cls._build(request, strategy, state, array)

@@ -454,6 +454,12 @@ def _placed_now(request: VariableRequest, strategy: StrategyLike, frame: Frame) 
             f"Variable {request.name!r} asks for `synchronization=NONE`, but a strategy keeps its "
             "variables in sync. Use AUTO, ON_WRITE or ON_READ."
         )
+    on_read = request.synchronization is VariableSynchronization.ON_READ
+    if on_read and frame.partition is not None:
+        raise InvalidArgument(
+            f"The ON_READ variable {request.name!r} cannot be divided over logical devices. Create "
+            "it outside of `partition`."
+        )
     request = replace(request, partition=frame.partition)
     variable = strategy.placement.create(request, strategy, frame.colocate_with)
     if request.aggregation is VariableAggregation.SUM and variable.dtype == jnp.bool_:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from replicax import _context, cluster
 from replicax.topology import Topology
 
+Results = TypeVar("Results")  # a nest of arrays
 _lock = threading.Lock()
 _previous: list[jax.Array] = []
 
@@ -29,9 +30,7 @@ def _on_cpu(topology: Topology) -> bool:
     return topology.devices[0][0].platform == "cpu"
 
 
-def launch(
-    topology: Topology, label: str, program: Callable[..., list[jax.Array]], *args: Any
-) -> list[jax.Array]:
+def launch(topology: Topology, label: str, program: Callable[..., Results], *args: Any) -> Results:
     """Calls `program(*args)`, which has collectives over the devices of `topology`.
 
     XLA:CPU stops for ever, then aborts the process, when many such programs are in flight on
@@ -56,5 +55,5 @@ def launch(
             with contextlib.suppress(Exception):
                 array.block_until_ready()
         outputs = program(*args)
-        _previous[:] = outputs[-1:]
+        _previous[:] = jax.tree.leaves(outputs)[-1:]
     return outputs

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
-from replicax import _context, _nest
+from replicax import _bridges, _context, _nest
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.execution._executor import Executor
@@ -41,6 +41,7 @@ class DirectExecutor(Executor, Merger):
             all_or_nothing(frame) as frame,
             _context.entered(replace(frame, kind=Kind.REPLICA)),
         ):
+            fn = _bridges.surrounded(fn)
             return fn(*_unwrapped(tuple(args)), **_unwrapped(dict(kwargs)))
 
     def merge(

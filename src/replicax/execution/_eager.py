@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
-from replicax import _context, _nest
+from replicax import _bridges, _context, _nest
 from replicax._context import Frame, Kind
 from replicax._jax_compat import thread_configuration
 from replicax._typing import Nest
@@ -167,13 +167,14 @@ class _Round(Merger):
         player = self._players[local_index]
         _require_numbers(meeting, player.trace_state)
         player.meeting, player.phase = meeting, _Phase.WAITING
-        if player.thread is None:
-            self._meet(local_index)
-        else:
-            player.yielded.release()
-            player.baton.acquire()
-            if self._released:
-                raise _Released
+        with _bridges.away():
+            if player.thread is None:
+                self._meet(local_index)
+            else:
+                player.yielded.release()
+                player.baton.acquire()
+                if self._released:
+                    raise _Released
         player.meeting, player.phase = None, _Phase.RUNNING
         if player.error is not None:
             error, player.error = player.error, None
@@ -246,7 +247,7 @@ class _Round(Merger):
             with _context.entered(frame), jax.default_device(devices[0]):
                 args = select(tuple(self._args), index, topology)
                 kwargs = select(dict(self._kwargs), index, topology)
-                player.result = self._fn(*args, **kwargs)
+                player.result = _bridges.surrounded(self._fn)(*args, **kwargs)
             player.phase = _Phase.RETURNED
         except BaseException as error:
             player.error, player.phase = error, _Phase.FAILED

@@ -21,7 +21,7 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 from jax.sharding import PartitionSpec
 
-from replicax import _context, _nest
+from replicax import _bridges, _context, _nest
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.collectives import Collectives, InProgram
@@ -281,7 +281,7 @@ class _ShardedExecutor(Executor):
             inner.append(inner_level)
             with _context.entered(inner_level.replica_frame(frame)):
                 body_args, body_kwargs = inputs.rebuild(operands)
-                result = fn(*body_args, **body_kwargs)
+                result = _bridges.surrounded(fn)(*body_args, **body_kwargs)
                 arrays = outputs.take((result, [value for value, _ in inner_level.handed_out]))
             new_states = [
                 _row(variable, refs[variable][...]) for variable in written if refs is not None
@@ -336,6 +336,7 @@ class _InnerExecutor(Executor):
             all_or_nothing(frame) as frame,
             _context.entered(self._level.replica_frame(frame)),
         ):
+            fn = _bridges.surrounded(fn)
             result = fn(*select(tuple(args), 0, topology), **select(dict(kwargs), 0, topology))
         return _nest.transform(
             lambda leaf: (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 import numpy as np
 
-from replicax import _nest
+from replicax import _bridges, _nest
 from replicax._context import Frame
 from replicax._typing import Nest
 from replicax.errors import InvalidType
@@ -147,7 +147,7 @@ class Signature:
         def function(arrays: list[Any]) -> Nest:
             args, kwargs = jax.tree.unflatten(structure, dressed(leaves, fills, arrays))
             if strategy is None:
-                return python_function(*args, **kwargs)
+                return _bridges.surrounded(python_function)(*args, **kwargs)
             return strategy.run(python_function, args, kwargs)
 
         return function

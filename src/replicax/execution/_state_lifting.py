@@ -75,6 +75,7 @@ class Lifted:
         self.written = list(plan.outer.written)
         self.read = [v for v in plan.outer.read if v not in plan.outer.written]
         touched = [*self.written, *self.read]
+        self._reused = [i for i, variable in enumerate(self.written) if variable.reusable]
         self.topology = plan.topology or _home_of(touched) or plan.noted
         plan.topology = self.topology
 
@@ -104,7 +105,7 @@ class Lifted:
             shardings += [split if is_split else whole for is_split in outputs.split]
         self.jitted = jax.jit(
             jaxpr_as_fun(jaxpr),
-            donate_argnums=tuple(range(len(self.written))) if self._donates else (),
+            donate_argnums=tuple(self._reused) if self._donates else (),
             **({"out_shardings": shardings} if shardings is not None else {}),
         )
         self._outputs = outputs
@@ -149,7 +150,7 @@ class Lifted:
     def _states(self) -> list[Any]:
         states = self._lifted()
         # What somebody else may hold is copied before the program reuses its memory.
-        escaped = [i for i, variable in enumerate(self.written) if not variable.exclusive]
+        escaped = [i for i in self._reused if not self.written[i].exclusive]
         if escaped and self._donates:
             copies = _copies([states[i] for i in escaped])
             for i, copy in zip(escaped, copies, strict=True):

@@ -17,7 +17,9 @@ from replicax.input._iterator import (
     Optional,
     require_iterator,
 )
+from replicax.input._memory import aligned
 from replicax.input._options import InputContext, InputOptions
+from replicax.input.sources import of_a_library
 
 if TYPE_CHECKING:
     import grain
@@ -49,8 +51,10 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "Optional",
+    "aligned",
     "distribute",
     "distribute_from_function",
     "from_tensor_slices",
+    "of_a_library",
     "require_iterator",
 ]

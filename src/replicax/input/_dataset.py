@@ -54,6 +54,7 @@ def distribute(
         # How many steps a batch takes is known without reading it if it takes one.
         _Length(source.length if workers.count == 1 or not own else None, source.infinite),
         source.quick,
+        reads_alike=not own,
     )
 
 
@@ -101,6 +102,7 @@ def distribute_from_function(
         functools.partial(TakingFeed, sources, len(workers.local)),
         length,
         all(source.quick for source in sources),
+        reads_alike=False,
     )
 
 
@@ -177,12 +179,14 @@ class DistributedDataset:
         begin: Callable[[Any], Feed],
         length: _Length,
         quick: bool,
+        reads_alike: bool,
     ) -> None:
         self._topology = topology
         self._options = options
         self._begin = begin
         self._length = length
         self._quick = quick
+        self.reads_alike = reads_alike
         self._spec: Nest | None = None
         self._kept: list[Prepared] | None = None
         if topology.spans_processes:
@@ -199,6 +203,16 @@ class DistributedDataset:
             return self._length.steps
         why = "it never ends" if self._length.infinite else "that shows only in reading it"
         raise InvalidType(f"The number of steps of {self!r} is not known: {why}.")
+
+    @property
+    def topology(self) -> Topology:
+        """The replicas that it is divided over."""
+        return self._topology
+
+    @property
+    def infinite(self) -> bool:
+        """Whether it never ends; False if that is not known."""
+        return self._length.infinite
 
     @property
     def element_spec(self) -> Nest:

@@ -31,6 +31,11 @@ class Passes(Protocol):
     @property
     def element_spec(self) -> Nest: ...
 
+    @property
+    def reads_alike(self) -> bool:
+        """Whether all workers read the same data, and take their rows of it."""
+        ...
+
     def start(self, steps: int, feed_state: Any) -> Elements:
         """A pass, from where another one stood after so many steps."""
         ...
@@ -99,6 +104,11 @@ class DistributedIterator:
     def element_spec(self) -> Nest:
         """Shapes and dtypes of the first replica's part of a full element."""
         return self._dataset.element_spec
+
+    @property
+    def reads_alike(self) -> bool:
+        """Whether all workers read the same data, so that the state of one serves any number."""
+        return self._dataset.reads_alike
 
     def get_state(self) -> dict[str, Any]:
         """How far the pass has come: what JSON can express, and `set_state` understands.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicax import _context
+from replicax import _bridges, _context
 from replicax._context import Kind
 from replicax.errors import ContextError, InvalidType
 from replicax.execution import ReplicaContext
@@ -59,3 +59,4 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
             f"{_context.current()}. Leave the `with strategy.scope():` block first."
         )
     _context.install(None if strategy is None else strategy.identity)
+    _bridges.follow()

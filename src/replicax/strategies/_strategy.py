@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from replicax import _context, _nest
+from replicax import _bridges, _context, _nest
 from replicax._enums import ReduceOp
 from replicax._typing import Nest
 from replicax.errors import ContextError, InvalidArgument, InvalidType, NotPicklable
@@ -331,10 +331,12 @@ class Scope:
         entered = _context.entered(frame)
         entered.__enter__()
         self._entered.stack = [*getattr(self._entered, "stack", ()), entered]
+        _bridges.follow()
         return self._strategy
 
     def __exit__(self, *exception: Any) -> None:
         self._entered.stack.pop().__exit__(*exception)
+        _bridges.follow()
 
 
 def _on_device(leaf: Any, home: Home) -> Any:

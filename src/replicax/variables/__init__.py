@@ -1,5 +1,12 @@
 """State that a strategy places, keeps in sync and aggregates."""
 
+from replicax.variables._adopted import (
+    AdoptedMirroredVariable,
+    AdoptedPlainVariable,
+    AgreedVariable,
+    Keeper,
+    write,
+)
 from replicax.variables._aggregating import AggregatingVariable
 from replicax.variables._copy import VariableCopy
 from replicax.variables._gradients import grad, value_and_grad
@@ -17,7 +24,11 @@ from replicax.variables._sync_on_read import SyncOnReadVariable
 from replicax.variables._variable import Variable, VariableRequest
 
 __all__ = [
+    "AdoptedMirroredVariable",
+    "AdoptedPlainVariable",
     "AggregatingVariable",
+    "AgreedVariable",
+    "Keeper",
     "MirroredPlacement",
     "MirroredVariable",
     "OneDevicePlacement",
@@ -35,4 +46,5 @@ __all__ = [
     "layout_of",
     "reusing_states",
     "value_and_grad",
+    "write",
 ]

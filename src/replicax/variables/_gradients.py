@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _nest
+from replicax import _bridges, _context, _nest
 from replicax._typing import Nest
 from replicax.errors import InvalidType
 from replicax.variables._derivatives import value_and_gradients
@@ -37,7 +37,8 @@ def value_and_grad(
     >>> float(value), float(gradient)
     (18.0, 12.0)
     """
-    leaves, structure = _nest.flatten(variables)
+    given, structure = _nest.flatten(variables)
+    leaves = [_bridges.variable_of(leaf) for leaf in given]
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise InvalidType(f"Gradients are taken with respect to variables; got {leaf!r}.")
@@ -56,7 +57,7 @@ def value_and_grad(
         def function(values: list[jax.Array]) -> tuple[Any, Any]:
             overlay = Overlay(dict(zip(distinct, values, strict=True)), frame.overlay)
             with _context.entered(replace(frame, overlay=overlay)):
-                result = fn(*args, **kwargs)
+                result = _bridges.surrounded(fn)(*args, **kwargs)
             value, aux = result if has_aux else (result, None)
             writes = overlay.written()
             written[:] = writes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from replicax.topology import Topology
 
 
-@final
 class MirroredVariable(SyncOnWriteVariable, VariableWithCopies):
     """Copies that are written together and are always equal."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
 
-@final
 class PlainVariable(Variable):
     """What `rx.Variable` makes outside every scope, and under strategies with one device."""
 

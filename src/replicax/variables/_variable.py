@@ -97,6 +97,8 @@ class Variable(Whole, ArrayOperators):
     _stored: Any
     # Whether the memory of the stored state is the variable's alone, and may be reused.
     exclusive = False
+    # Whether programs may ever reuse it. Not if somebody else keeps the state, and shows it around.
+    reusable = True
     _shape: tuple[int, ...]
     _dtype: np.dtype
 

@@ -13,6 +13,11 @@ from replicax.input.sources import _grain, _iterable, _tf_data, _torch
 _RECOGNISERS = (_grain.recognise, _tf_data.recognise, _torch.recognise, _iterable.recognise)
 
 
+def of_a_library(data: Any) -> bool:
+    """Whether `data` is a dataset of one of the libraries, and not just something iterable."""
+    return any(recognise(data) is not None for recognise in _RECOGNISERS[:-1])
+
+
 def source_of(dataset: Any) -> Source:
     """The source that reads `dataset`."""
     for recognise in _RECOGNISERS:

@@ -1,0 +1,123 @@
+"""Other libraries whose variables take part: each has a bridge, loaded once the library is.
+
+Nothing here imports these libraries. A bridge is asked in three places: when a scope is entered or
+left, around every function that replicas run or that is traced or differentiated, and for the
+variable that stands for one of its library's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from replicax import _context
+
+if TYPE_CHECKING:
+    from replicax.variables import Variable
+
+_MODULES = {"keras": "replicax.integrations.keras", "flax.nnx": "replicax.integrations.flax"}
+
+
+class Bridge(Protocol):
+    """How one library takes part."""
+
+    def follow(self) -> None:
+        """Called when another strategy has become current, or none."""
+        ...
+
+    def surround(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in place of a user's function, inside of its context."""
+        ...
+
+    def away(self) -> AbstractContextManager[Any]:
+        """For as long as an eager replica waits: others run meanwhile, with the same objects."""
+        ...
+
+    def variable(self, value: Any) -> Variable | None:
+        """The variable that stands for `value`, if that is a variable of the library."""
+        ...
+
+
+_bridges: dict[str, Bridge] = {}
+
+
+def _loaded() -> list[Bridge]:
+    if len(_bridges) < len(_MODULES):
+        for library, module in _MODULES.items():
+            if library in sys.modules and library not in _bridges:
+                _bridges[library] = importlib.import_module(module).bridge()
+    return list(_bridges.values())
+
+
+def follow() -> None:
+    """Tells the bridges that another strategy has become current."""
+    if _late_imports not in sys.meta_path:
+        sys.meta_path.insert(0, _late_imports)
+    for bridge in _loaded():
+        bridge.follow()
+
+
+def surrounded(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, as it is to be called where variables of other libraries need help."""
+    for bridge in _loaded():
+        fn = bridge.surround(fn)
+    return fn
+
+
+def away() -> AbstractContextManager[Any]:
+    """While an eager replica waits for the others, who use the same objects."""
+    bridges = _loaded()
+    if not bridges:
+        return nullcontext()
+    stack = ExitStack()
+    for bridge in bridges:
+        stack.enter_context(bridge.away())
+    return stack
+
+
+def variable_of(value: Any) -> Any:
+    """The variable that stands for one of another library; anything else as it is."""
+    for bridge in _loaded():
+        found = bridge.variable(value)
+        if found is not None:
+            return found
+    return value
+
+
+@final
+class _LateImports(MetaPathFinder):
+    """Notices a library that is imported after a scope was entered, when nobody would ask again."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path) if fullname in _MODULES else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenFollow(spec.loader)
+        return spec
+
+
+@final
+class _ThenFollow(Loader):
+    """Loads a module as another loader does, and has its bridge follow."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        if _context.current().strategy is not None:
+            follow()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+_late_imports = _LateImports()

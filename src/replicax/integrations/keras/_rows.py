@@ -1,0 +1,89 @@
+"""Batches on the replicas' devices, whatever the number of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.dtypes import canonicalize_dtype
+
+from replicax.input import aligned
+from replicax.topology import Topology
+from replicax.values import PerReplica, is_numeric
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The rows of a batch: an array with the same number of rows for each replica.
+
+    Where there are fewer, the rest of a replica's rows is filled up; `counts` are those that count,
+    or None if all do. A program leaves the others out before anything is computed.
+    """
+
+    array: jax.Array
+    counts: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows = len(self.array) if self.counts is None else sum(self.counts)
+        return (rows, *self.array.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+
+def rows_of(leaf: Any, topology: Topology) -> Any:
+    """A leaf of a batch, divided over the replicas; what has no rows is left to the program."""
+    if isinstance(leaf, Rows) or np.ndim(leaf) == 0:
+        return leaf
+    replicas = topology.num_replicas
+    count = leaf.shape[0]
+    share = -(-count // replicas)
+    counts = None
+    if share * replicas != count:
+        counts = tuple(min(share, max(0, count - share * i)) for i in range(replicas))
+    if isinstance(leaf, jax.Array):
+        padding = [(0, share * replicas - count)] + [(0, 0)] * (leaf.ndim - 1)
+        whole = leaf if counts is None else jnp.pad(leaf, padding)
+        return Rows(jax.device_put(whole, topology.split), counts)
+    if not is_numeric(leaf.dtype):
+        return leaf
+    # In memory of its own: the step may still run when a generator fills its array again.
+    shape = (share * replicas, *leaf.shape[1:])
+    memory = aligned(shape, canonicalize_dtype(leaf.dtype))
+    memory[:count], memory[count:] = leaf, 0
+    array = jax.make_array_from_callback(shape, topology.split, memory.__getitem__)
+    return Rows(array, counts)
+
+
+def rows_of_element(value: Any, topology: Topology) -> Any:
+    """The same of a leaf of a distributed dataset's element."""
+    if not isinstance(value, PerReplica):
+        return rows_of(value, topology)
+    if value.uniform:
+        return Rows(value.array(topology))
+    counts = tuple(shape[0] for shape in value.shapes)
+    share = max(counts)
+    padded = [
+        jnp.pad(part, [(0, share - len(part))] + [(0, 0)] * (part.ndim - 1))
+        for part in value.values
+    ]
+    shapes = [(share, *value.shapes[0][1:])] * len(counts)
+    return Rows(PerReplica(padded, topology, shapes=shapes).array(topology), counts)
+
+
+def cut(array: jax.Array, counts: Sequence[int] | None) -> jax.Array:
+    """The rows that count, in a program."""
+    if counts is None:
+        return array
+    share = len(array) // len(counts)
+    total = sum(counts)
+    if all(count == share for count in counts[: total // share]):
+        return array[:total]  # all in a row, so that nothing has to be moved
+    parts = [array[i * share : i * share + count] for i, count in enumerate(counts)]
+    return jnp.concatenate(parts)

@@ -1,0 +1,130 @@
+"""Keras variables as ours."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from replicax import _context
+from replicax._context import Frame
+from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax.integrations.keras._private import get_array, set_array
+from replicax.variables import (
+    AdoptedMirroredVariable,
+    AdoptedPlainVariable,
+    AgreedVariable,
+    Variable,
+    VariableRequest,
+)
+
+if TYPE_CHECKING:
+    from replicax._typing import StrategyLike
+    from replicax.variables._variable import Combine
+
+# Keras variables compare by value, so they are known by their id, and forgotten when they end.
+_owners: dict[int, StrategyLike] = {}
+_adopted: dict[int, Variable] = {}
+
+_AGGREGATIONS = {
+    "sum": VariableAggregation.SUM,
+    "mean": VariableAggregation.MEAN,
+    "only_first_replica": VariableAggregation.ONLY_FIRST_REPLICA,
+}
+
+
+def belongs_to(variable: keras.Variable, strategy: StrategyLike) -> None:
+    """Notes in whose scope a variable is made."""
+    _owners[id(variable)] = strategy
+    weakref.finalize(variable, _owners.pop, id(variable), None)
+
+
+def adopted(variable: keras.Variable, strategy: StrategyLike | None = None) -> Variable:
+    """What stands for a Keras variable; of `strategy`, if nobody else has it."""
+    found = _adopted.get(id(variable))
+    if found is None or (found.strategy is None and strategy is not None):
+        owner = _owners.get(id(variable), strategy)
+        # Now, also while a program is traced.
+        outside = _context.entered(_context.Frame())
+        with outside, jax.ensure_compile_time_eval():
+            found = _adopt(variable, owner)
+        _adopted[id(variable)] = found
+        weakref.finalize(variable, _adopted.pop, id(variable), None)
+    return found
+
+
+def _adopt(variable: keras.Variable, strategy: StrategyLike | None) -> Variable:
+    keeper = _InKeras(variable)
+    request = VariableRequest(
+        None,
+        variable.trainable,
+        variable.path,
+        None,
+        VariableSynchronization.AUTO,
+        _aggregation(variable),
+    )
+    if strategy is None:
+        return AdoptedPlainVariable.adopt(request, keeper)
+    kind = _SeedVariable if _is_seed(variable) else AdoptedMirroredVariable
+    return kind.adopt(request, keeper, strategy)
+
+
+def _aggregation(variable: keras.Variable) -> VariableAggregation:
+    """As the variable says. Layers do not say it of their running averages, which are averaged."""
+    stated = _AGGREGATIONS.get(variable.aggregation)
+    if stated is not None or variable.trainable:
+        return stated or VariableAggregation.NONE
+    if jnp.issubdtype(variable.dtype, jnp.floating):
+        return VariableAggregation.MEAN
+    return VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def _is_seed(variable: keras.Variable) -> bool:
+    """Whether it is the state of a `keras.random.SeedGenerator`, which gives it this name."""
+    return variable.name == "seed_generator_state"
+
+
+@final
+class _InKeras:
+    """Keeps the array in the Keras variable, which is kept alive by its model."""
+
+    __slots__ = ("_variable",)
+
+    def __init__(self, variable: keras.Variable) -> None:
+        self._variable = weakref.ref(variable)
+
+    def get(self) -> jax.Array:
+        return get_array(self._variable())
+
+    def set(self, array: jax.Array) -> None:
+        set_array(self._variable(), array)
+
+
+@final
+class _SeedVariable(AgreedVariable):
+    """A seed and a count. The first replica draws what one device would, the others differ.
+
+    Replicas read it with a seed of their own, and write it back without.
+    """
+
+    def _read(self, frame: Frame) -> jax.Array:
+        return super()._read(frame) + self._own(frame)
+
+    def _write(self, frame: Frame, combine: Combine, value: Any) -> None:
+        if self._in_replica(frame):
+            self._settle(frame, combine(self._read(frame), value))
+        else:
+            super()._write(frame, combine, value)
+
+    def _settle(self, frame: Frame, value: jax.Array) -> None:
+        super()._settle(frame, value - self._own(frame))
+
+    def _own(self, frame: Frame) -> jax.Array:
+        """What is added for a replica: a multiple of a large odd number, so that seeds are far."""
+        replica = frame.replica if self._in_replica(frame) else None
+        number = 0 if replica is None else replica.replica_id_in_sync_group
+        own = jnp.asarray(number, self.dtype) * jnp.asarray(0x9E3779B9, jnp.uint32)
+        return jnp.stack([own.astype(self.dtype), jnp.zeros((), self.dtype)])

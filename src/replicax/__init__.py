@@ -15,6 +15,7 @@ from replicax import (
     tpu,
 )
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
+from replicax.checkpoint import Checkpoint
 from replicax.cluster import ClusterSpec
 from replicax.execution import ReplicaContext, function
 from replicax.input import (
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoShardPolicy",
+    "Checkpoint",
     "ClusterSpec",
     "DistributedDataset",
     "DistributedIterator",

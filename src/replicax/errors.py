@@ -21,6 +21,11 @@ of the reference API would catch, so `except ValueError` goes on working.
      ├─ InvalidType           (TypeError, ValueError)  a value of a type that does not fit
      │   ├─ StructureMismatch                          nests of different structure
      │   └─ MeetingInTrace                             replicas cannot meet inside `jax.jit`
+     ├─ CheckpointError                                of saving and restoring
+     │   ├─ SaveFailed        (RuntimeError)           a checkpoint could not be written
+     │   ├─ CheckpointNotFound (FileNotFoundError)     there is none at that path
+     │   ├─ InvalidCheckpoint (ValueError)             damaged, cut off, or of another program
+     │   └─ CheckpointMismatch (ValueError)            it does not fit the objects
      └─ NotPicklable          (TypeError)              tied to this process's devices
 
 There are two warnings, both a `UserWarning`: `PerformanceHint` and `InexactResumption`.
@@ -97,6 +102,26 @@ class StructureMismatch(InvalidType):
 
 class MeetingInTrace(InvalidType):
     """Eager replicas were to meet inside a JAX transformation, where they have no numbers."""
+
+
+class CheckpointError(ReplicaxError):
+    """Saving or restoring a checkpoint did not succeed."""
+
+
+class SaveFailed(CheckpointError, RuntimeError):
+    """A checkpoint could not be written; those before it are as they were."""
+
+
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at that path."""
+
+
+class InvalidCheckpoint(CheckpointError, ValueError):
+    """A directory is no checkpoint, or one that is damaged or was cut off."""
+
+
+class CheckpointMismatch(CheckpointError, ValueError):
+    """A checkpoint does not fit the objects that it was to be restored into."""
 
 
 class PerformanceHint(UserWarning):

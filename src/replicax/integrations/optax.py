@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from replicax import checkpoint
 from replicax._enums import ReduceOp, VariableAggregation
+from replicax.checkpoint import Deferred, NameOf, TakenApart
 from replicax.collectives import CommunicationOptions
 from replicax.errors import ForeignValue, InvalidArgument, InvalidType, ShapeMismatch
 from replicax.strategies import Strategy, get_replica_context, get_strategy
@@ -64,6 +66,8 @@ class Optimizer:
         self._trained: tuple[Variable, ...] | None = None
         self._slots: list[Variable] = []
         self._structure: Any = None
+        self._slot_paths: list[Any] = []
+        self._restored: tuple[Deferred, NameOf] | None = None
         self._iterations = Variable(
             0,
             trainable=False,
@@ -132,6 +136,9 @@ class Optimizer:
         ):
             variable.store_cross_replica_array(value)
         self._trained = trained
+        if self._restored is not None:
+            self._restored[0].settle()
+            self._restored = None
 
     @functools.cached_property
     def _step(self) -> Any:
@@ -163,12 +170,33 @@ class Optimizer:
         state = strategy.placement.initial(lambda *values: self._tx.init([*values]), *variables)
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         slots = []
+        self._slot_paths = [path for path, _ in leaves]
         for path, leaf in leaves:
             owner = _owner(path, leaf, variables)
+            if self._restored is not None:
+                deferred, name_of = self._restored
+                name = _slot_name(path, leaf, variables, name_of)
+                restored = deferred.take(name, jnp.shape(leaf), jnp.result_type(leaf))
+                leaf = leaf if restored is None else restored
             with strategy.extended.colocate_vars_with(owner):
                 name = f"{self._name}/{owner.name}{jax.tree_util.keystr(path)}"
                 slots.append(Variable(leaf, trainable=False, name=name))
         return slots, structure
+
+    def take_apart(self, name_of: NameOf) -> TakenApart:
+        """What a checkpoint holds of it. Slots that do not exist yet are restored when made."""
+        parts = {"iterations": checkpoint.part_of(self._iterations)}
+        trained = self._trained
+        if trained is not None:
+            for path, slot in zip(self._slot_paths, self._slots, strict=True):
+                parts[_slot_name(path, slot, trained, name_of)] = checkpoint.part_of(slot)
+            return TakenApart(parts)
+
+        def defer(deferred: Deferred) -> None:
+            self._restored = deferred, name_of
+
+        waiting = {} if self._restored is None else self._restored[0].waiting
+        return TakenApart(parts, defer, waiting)
 
     def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Any], tuple[Variable, ...]]:
         if not pairs:
@@ -233,5 +261,29 @@ def _owner(path: Sequence[Any], leaf: Any, variables: Sequence[Variable]) -> Var
     return variables[0]
 
 
+def _slot_name(
+    path: Sequence[Any], leaf: Any, variables: Sequence[Variable], name_of: NameOf
+) -> str:
+    """How a checkpoint calls a leaf of the Optax state.
+
+    By the variable that it is for, if the checkpoint has that too, so that it is found again when
+    variables come in another order.
+    """
+    owner = _owner(path, leaf, variables)
+    index = getattr(path[-1], "idx", None) if path else None
+    own = index is not None and index < len(variables) and variables[index] is owner
+    name = name_of(owner) if own else None
+    if name is None:
+        return f"slots/{jax.tree_util.keystr(tuple(path))}"
+    return f"slots/{jax.tree_util.keystr(tuple(path[:-1]))}/{name}"
+
+
 def _names(variables: Sequence[Variable]) -> str:
     return ", ".join(repr(variable.name) for variable in variables)
+
+
+checkpoint.register(
+    checkpoint.Kind(
+        lambda thing: isinstance(thing, Optimizer), Optimizer.take_apart, names_variables=True
+    )
+)

@@ -1,0 +1,29 @@
+"""Checkpoints: what they hold of objects, how they are saved and restored, who keeps which."""
+
+from replicax.checkpoint._checkpoint import Checkpoint
+from replicax.checkpoint._inventory import part_of
+from replicax.checkpoint._parts import (
+    ArrayPart,
+    Deferred,
+    Kind,
+    NameOf,
+    PositionPart,
+    TakenApart,
+    ValuePart,
+    register,
+)
+from replicax.checkpoint._report import RestoreReport
+
+__all__ = [
+    "ArrayPart",
+    "Checkpoint",
+    "Deferred",
+    "Kind",
+    "NameOf",
+    "PositionPart",
+    "RestoreReport",
+    "TakenApart",
+    "ValuePart",
+    "part_of",
+    "register",
+]

@@ -1,0 +1,223 @@
+"""Everything that the objects of a checkpoint consist of, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, Protocol, final, runtime_checkable
+
+import jax
+import numpy as np
+
+from replicax.checkpoint._parts import (
+    ArrayPart,
+    Deferred,
+    Kind,
+    Part,
+    PositionPart,
+    TakenApart,
+    ValuePart,
+    joined,
+    kind_of,
+    register,
+)
+from replicax.errors import InvalidArgument, InvalidType
+from replicax.input import DistributedIterator
+from replicax.variables import Variable
+
+
+@runtime_checkable
+class _Resumable(Protocol):
+    """What says how far it has come, such as an iterator of Grain."""
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any) -> None: ...
+
+
+@final
+class Inventory:
+    """The parts of some objects.
+
+    Args:
+      objects: By name. Numbers and arrays among them are replaced when others are written.
+    """
+
+    def __init__(self, objects: MutableMapping[str, Any]) -> None:
+        self.arrays: dict[str, ArrayPart] = {}
+        self.values: dict[str, ValuePart] = {}
+        self.positions: dict[str, PositionPart] = {}
+        self.deferred: dict[str, Any] = {}
+        self._waiting: dict[str, TakenApart] = {}
+        self._names: dict[Variable, str] = {}
+        self._nests = [_Nest(objects, name) for name in objects]
+        leaves = [leaf for nest in self._nests for leaf in nest.leaves()]
+        # Those that name their parts by variables come when the names of all variables are known.
+        leaves.sort(key=lambda leaf: leaf[1].names_variables)
+        for key, kind, thing in leaves:
+            self._add(key, kind.take_apart(thing, self._name_of))
+
+    def _add(self, key: str, taken: TakenApart) -> None:
+        for name, part in taken.parts.items():
+            self._add_part(joined(key, name), part)
+        self.deferred |= {joined(key, name): value for name, value in taken.deferred.items()}
+        if taken.defer is not None:
+            self._waiting[key] = taken
+
+    def _add_part(self, key: str, part: Part) -> None:
+        if key in self.arrays or key in self.values or key in self.positions:
+            raise InvalidArgument(
+                f"Two parts of the checkpoint are called {key!r}. Give one of them another name, "
+                "or another place in its nest."
+            )
+        match part:
+            case ArrayPart():
+                self.arrays[key] = part
+                if part.variable is not None:
+                    self._names.setdefault(part.variable, key)
+            case ValuePart():
+                self.values[key] = part
+            case PositionPart():
+                self.positions[key] = part
+
+    def _name_of(self, variable: Variable) -> str | None:
+        return self._names.get(variable)
+
+    def waits_for(self, key: str) -> bool:
+        """Whether an object can keep what is saved under `key` for a part that it will make."""
+        return any(key.startswith(f"{place}/") for place in self._waiting)
+
+    def defer(self, values: Mapping[str, Any]) -> list[Deferred]:
+        """Gives objects what is saved for parts that they do not have yet."""
+        all_deferred = []
+        for place, taken in self._waiting.items():
+            prefix = f"{place}/"
+            own = {
+                key.removeprefix(prefix): value
+                for key, value in values.items()
+                if key.startswith(prefix)
+            }
+            if own and taken.defer is not None:
+                deferred = Deferred(place, own)
+                taken.defer(deferred)
+                all_deferred.append(deferred)
+        return all_deferred
+
+    def commit(self) -> None:
+        """Puts the numbers and arrays that were written in the place of those there were."""
+        for nest in self._nests:
+            nest.commit()
+
+
+@final
+class _Nest:
+    """One of the objects: a nest of others, or one by itself."""
+
+    def __init__(self, objects: MutableMapping[str, Any], name: str) -> None:
+        self._objects = objects
+        self._name = name
+        paths, self._structure = jax.tree_util.tree_flatten_with_path(
+            objects[name], is_leaf=_is_leaf
+        )
+        self._keys = [joined(name, _path_text(path)) for path, _ in paths]
+        self._leaves = [leaf for _, leaf in paths]
+        self._changed = False
+
+    def leaves(self) -> Iterator[tuple[str, Kind, Any]]:
+        for index, (key, leaf) in enumerate(zip(self._keys, self._leaves, strict=True)):
+            kind = kind_of(leaf)
+            if kind is None:
+                kind = Kind(lambda _: True, lambda leaf, _, i=index: self._plain(i, leaf))
+            yield key, kind, leaf
+
+    def _plain(self, index: int, leaf: Any) -> TakenApart:
+        """What has no place of its own, and is replaced in the nest."""
+
+        def read() -> Any:
+            return leaf
+
+        def replace(value: Any) -> None:
+            self._leaves[index] = value
+            self._changed = True
+
+        if type(leaf) in (bool, int, float, str):
+            return TakenApart({"": ValuePart(read, replace)})
+        if isinstance(leaf, jax.Array):
+            part = ArrayPart(leaf.shape, leaf.dtype, read, lambda x: replace(_placed(leaf, x)))
+            return TakenApart({"": part})
+        if isinstance(leaf, np.generic):
+            part = ArrayPart(leaf.shape, leaf.dtype, read, lambda x: replace(x[()]))
+            return TakenApart({"": part})
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind != "O":
+            return TakenApart({"": ArrayPart(leaf.shape, leaf.dtype, read, replace)})
+        raise InvalidType(
+            f"A checkpoint cannot hold {self._keys[index]!r}, which is a "
+            f"{type(leaf).__module__}.{type(leaf).__qualname__}. Give it variables, optimizers, "
+            "models, iterators, arrays, numbers, words, or nests of these."
+        )
+
+    def commit(self) -> None:
+        if self._changed:
+            new = jax.tree.unflatten(self._structure, self._leaves)
+            self._objects[self._name] = _refilled(self._objects[self._name], new)
+
+
+def _is_leaf(node: Any) -> bool:
+    return kind_of(node) is not None
+
+
+def _path_text(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _refilled(old: Any, new: Any) -> Any:
+    """`new`; but dicts and lists stay the objects that they were, for those who hold them."""
+    if _is_leaf(old):
+        return old
+    if type(old) is dict:
+        for key, value in new.items():
+            old[key] = _refilled(old[key], value)
+        return old
+    if type(old) is list:
+        old[:] = [_refilled(*pair) for pair in zip(old, new, strict=True)]
+        return old
+    return new
+
+
+def _placed(like: jax.Array, value: Any) -> jax.Array:
+    """`value` on the devices of another array, of which this process may have a part only."""
+    if not isinstance(value, np.ndarray):
+        return jax.device_put(value, like.sharding)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: value[index])
+
+
+def part_of(variable: Variable) -> ArrayPart:
+    """What a checkpoint holds of a variable."""
+
+    def write(value: Any) -> None:
+        if variable.partition is None:
+            variable.assign(value)
+        else:  # straight to its parts: the whole may be too large for one device
+            variable.store_cross_replica_array(value)
+
+    return ArrayPart(
+        variable.shape,
+        variable.dtype,
+        lambda: variable.value,
+        write,
+        variable,
+        lasting=True,  # programs do not reuse the memory of a state that somebody has read
+    )
+
+
+def _take_iterator_apart(iterator: _Resumable, _: Any) -> TakenApart:
+    shared = isinstance(iterator, DistributedIterator) and iterator.reads_alike
+    return TakenApart({"": PositionPart(iterator.get_state, iterator.set_state, shared)})
+
+
+register(Kind(lambda thing: isinstance(thing, _Resumable), _take_iterator_apart))
+register(
+    Kind(
+        lambda thing: isinstance(thing, Variable),
+        lambda variable, _: TakenApart({"": part_of(variable)}),
+    )
+)

@@ -1,0 +1,161 @@
+"""What a checkpoint holds of an object: parts, each under a name; and which objects have which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from replicax.errors import CheckpointMismatch
+from replicax.variables import Variable
+
+NameOf = Callable[[Variable], str | None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ArrayPart:
+    """An array.
+
+    Args:
+      shape: Of the array, and of what can be put in its place.
+      dtype: The same.
+      read: Its value: of NumPy or of JAX.
+      write: Puts another one in its place, of NumPy; keys of random numbers come as such.
+      variable: Whose value it is. Optimizers name what they keep for a variable by its name.
+      lasting: Whether the memory that `read` gives stays as it is.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    variable: Variable | None = None
+    lasting: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ValuePart:
+    """A plain Python value: a number, a word, a truth value."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PositionPart:
+    """How far something has come, in what JSON can express; each worker has its own.
+
+    Args:
+      read: Where this worker's stands.
+      write: Makes it go on from there.
+      shared: Whether that of one worker can be given to any, because all read the same.
+    """
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    shared: bool = False
+
+
+Part = ArrayPart | ValuePart | PositionPart
+
+
+@final
+class Deferred:
+    """Values for parts that an object does not have yet, kept until it has made them.
+
+    Args:
+      place: The name of the object in the checkpoint.
+      values: The arrays, by their names in the object.
+    """
+
+    def __init__(self, place: str, values: Mapping[str, Any]) -> None:
+        self.place = place
+        self.waiting = dict(values)
+        self.taken: set[str] = set()
+        self.lacking: set[str] = set()
+        self.settled = False
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """The value for a part that is being made; None if there is none."""
+        value = self.waiting.get(name)
+        if value is None:
+            self.lacking.add(name)
+            return None
+        if value.shape != tuple(shape) or value.dtype != dtype:
+            raise CheckpointMismatch(
+                f"{joined(self.place, name)!r} is {described(shape, dtype)} now, and was "
+                f"{described(value.shape, value.dtype)} when the checkpoint was saved. Restore it "
+                "into the program that it was saved by."
+            )
+        self.taken.add(name)
+        return value
+
+    def settle(self) -> None:
+        """Says that all parts have been made: what was not taken is not used."""
+        self.settled = True
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TakenApart:
+    """What an object consists of.
+
+    Args:
+      parts: By name; that of an object with one part only is "".
+      defer: Is given what a checkpoint has for parts that do not exist yet, and keeps it until
+        they do. None if there are no such parts.
+      deferred: What it was given, and has not used so far.
+    """
+
+    parts: Mapping[str, Part]
+    defer: Callable[[Deferred], None] | None = None
+    deferred: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TakeApart(Protocol):
+    def __call__(self, thing: Any, name_of: NameOf, /) -> TakenApart:
+        """Takes an object apart; `name_of` says how variables are called in the checkpoint."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of objects that checkpoints know.
+
+    Args:
+      recognise: Whether something is of this kind. It must not import the library that has it.
+      take_apart: What it consists of.
+      names_variables: Whether the names of its parts are made of those of variables.
+    """
+
+    recognise: Callable[[Any], bool]
+    take_apart: TakeApart
+    names_variables: bool = False
+
+
+_kinds: list[Kind] = []
+
+
+def register(kind: Kind) -> None:
+    """Teaches checkpoints another kind of objects."""
+    _kinds.append(kind)
+
+
+def kind_of(thing: Any) -> Kind | None:
+    """The kind that was registered for an object."""
+    return next((kind for kind in reversed(_kinds) if kind.recognise(thing)), None)
+
+
+def joined(place: str, name: str) -> str:
+    return f"{place}/{name}" if name else place
+
+
+def described(shape: tuple[int, ...], dtype: Any) -> str:
+    name = dtype.name if isinstance(dtype, np.dtype) else str(dtype)
+    return f"{name}{list(shape)}"

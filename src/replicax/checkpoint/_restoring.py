@@ -1,0 +1,189 @@
+"""Restoring: everything is read and checked before anything is changed, on all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast, final
+
+from replicax import _context
+from replicax.checkpoint import _files as files
+from replicax.checkpoint._inventory import Inventory
+from replicax.checkpoint._manifest import Manifest
+from replicax.checkpoint._parts import described
+from replicax.checkpoint._report import RestoreReport
+from replicax.checkpoint._saving import meet, this_worker, worker_count, worker_name
+from replicax.errors import CheckpointError, CheckpointMismatch
+from replicax.variables import all_or_nothing
+
+Result = TypeVar("Result")
+
+_SHOWN = 10  # of the names in a message
+
+
+def restore(inventory: Inventory, path: Path, *, partial: bool) -> tuple[RestoreReport, int]:
+    """Restores what matches; returns what that was, and how often the checkpoint was saved.
+
+    Args:
+      inventory: The objects.
+      path: The checkpoint.
+      partial: Whether objects may find nothing in it.
+    """
+    plan = _on_all_workers(path, lambda: _Plan(inventory, path, partial))
+    if len(set(meet("comparing checkpoints", plan.manifest.checksum))) > 1:
+        raise CheckpointMismatch(
+            f"The workers found different checkpoints at {path}. Give all of them the same one, in "
+            "a directory that all see."
+        )
+    resumed = _Resumed(inventory)
+    try:
+        _on_all_workers(path, lambda: resumed.set(plan.positions))
+        frame = _context.current()
+        with all_or_nothing(frame) as inside, _context.entered(inside):
+            return plan.carry_out(), plan.manifest.saves
+    except BaseException:
+        resumed.undo()
+        raise
+
+
+def _on_all_workers(path: Path, action: Callable[[], Result]) -> Result:
+    """What `action` returns; if it fails on one worker, all are told."""
+    result, failure = None, None
+    try:
+        result = action()
+    except Exception as error:
+        failure = error
+    told = meet("restoring a checkpoint", failure and f"{type(failure).__name__}: {failure}")
+    if failure is not None:
+        raise failure
+    for worker, text in enumerate(told):
+        if text is not None:
+            raise CheckpointError(
+                f"{worker_name(worker)} could not restore {path}, so that no worker has: {text} "
+                "All workers have to see the same directory."
+            )
+    return cast(Result, result)
+
+
+@final
+class _Resumed:
+    """Iterators that were set to other positions, and can be set back."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._parts = inventory.positions
+        self._before: dict[str, Any] = {}
+
+    def set(self, positions: Mapping[str, Any]) -> None:
+        """Sets all of them, also after one has failed: workers count what they do in step."""
+        failures = []
+        for key, state in positions.items():
+            self._before[key] = self._parts[key].read()
+            try:
+                self._parts[key].write(state)
+            except Exception as error:
+                error.add_note(f"It was to go on from what the checkpoint has for {key!r}.")
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def undo(self) -> None:
+        for key, state in self._before.items():
+            self._parts[key].write(state)
+
+
+@final
+class _Plan:
+    """What goes where; it is made without changing anything."""
+
+    def __init__(self, inventory: Inventory, path: Path, partial: bool) -> None:
+        self._inventory = inventory
+        self._path = path
+        self.manifest = manifest = files.read_manifest(path)
+        self._restored: list[str] = []
+        self._unused: list[str] = []
+        self._problems: list[str] = []
+        self._later = [
+            key
+            for key in manifest.arrays
+            if key not in inventory.arrays and inventory.waits_for(key)
+        ]
+        self._match(manifest.arrays, inventory.arrays, self._array_problem)
+        self._match(manifest.values, inventory.values, self._value_problem)
+        self._match(manifest.positions, inventory.positions, self._position_problem)
+        saved = {*manifest.arrays, *manifest.values, *manifest.positions}
+        wanted = [*inventory.arrays, *inventory.values, *inventory.positions]
+        self._missing = [key for key in wanted if key not in saved]
+        if self._problems:
+            shown = "; ".join(self._problems[:_SHOWN])
+            raise CheckpointMismatch(
+                f"{path} does not fit: {shown}. Restore it into the objects that it was saved "
+                "from, or leave those out that have changed; nothing has been changed."
+            )
+        if not partial:
+            self._report([]).assert_existing_objects_matched()
+        self.positions = {
+            key: self._position(key) for key in self._restored if key in manifest.positions
+        }
+        keys = [key for key in self._restored if key in manifest.arrays]
+        self._arrays = files.read_arrays(path, manifest, [*keys, *self._later])
+
+    def carry_out(self) -> RestoreReport:
+        inventory, manifest = self._inventory, self.manifest
+        for key in self._restored:
+            if key in inventory.arrays:
+                inventory.arrays[key].write(self._arrays[key])
+            elif key in inventory.values:
+                inventory.values[key].write(_like(inventory.values[key].read(), manifest, key))
+        inventory.commit()
+        return self._report(inventory.defer({key: self._arrays[key] for key in self._later}))
+
+    def _report(self, deferred: list[Any]) -> RestoreReport:
+        return RestoreReport(str(self._path), self._restored, self._unused, self._missing, deferred)
+
+    def _match(
+        self,
+        saved: Mapping[str, Any],
+        parts: Mapping[str, Any],
+        problem: Callable[[str], str | None],
+    ) -> None:
+        for key in saved:
+            if key in parts:
+                found = problem(key)
+                if found is None:
+                    self._restored.append(key)
+                else:
+                    self._problems.append(f"{key!r} {found}")
+            elif key not in self._later:
+                self._unused.append(key)
+
+    def _array_problem(self, key: str) -> str | None:
+        part, facts = self._inventory.arrays[key], self.manifest.arrays[key]
+        now = described(part.shape, part.dtype)
+        then = f"{facts.dtype}{list(facts.shape)}"
+        return None if now == then else f"is {now} now and {then} in the checkpoint"
+
+    def _value_problem(self, key: str) -> str | None:
+        now, then = self._inventory.values[key].read(), self.manifest.values[key]
+        return None if _is_like(now, then) else f"is {now!r} now and {then!r} in the checkpoint"
+
+    def _position_problem(self, key: str) -> str | None:
+        part, position = self._inventory.positions[key], self.manifest.positions[key]
+        workers = worker_count()
+        if workers == self.manifest.workers or (part.shared and position.shared):
+            return None
+        return (
+            f"was saved by {self.manifest.workers} worker(s), each of which may have read data of "
+            f"its own, and cannot be shared out among {workers}"
+        )
+
+    def _position(self, key: str) -> Any:
+        position = self.manifest.positions[key]
+        return position.states[0 if position.shared else this_worker()]
+
+
+def _is_like(now: Any, then: Any) -> bool:
+    return type(now) is type(then) or (type(now) is float and type(then) is int)
+
+
+def _like(now: Any, manifest: Manifest, key: str) -> Any:
+    return type(now)(manifest.values[key])

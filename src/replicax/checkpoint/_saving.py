@@ -1,0 +1,280 @@
+"""Saving, by all workers together: all bring what they have, one of them writes."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from replicax import cluster
+from replicax.checkpoint import _files as files
+from replicax.checkpoint._inventory import Inventory
+from replicax.checkpoint._manifest import ArrayFacts, Manifest, Position, is_key
+from replicax.errors import CollectiveMismatch, InvalidArgument, InvalidType, SaveFailed
+
+# What workers tell each other of their iterators goes through the connection for control.
+_LONGEST_STATE = 1_000_000  # characters of JSON
+
+
+def meet(label: str, value: Any = None) -> list[Any]:
+    """What all workers bring; of a process alone, what it brings itself."""
+    session = cluster.session()
+    return [value] if session is None else session.meet(label, value)
+
+
+def this_worker() -> int:
+    session = cluster.session()
+    return 0 if session is None else session.members.index
+
+
+def worker_count() -> int:
+    session = cluster.session()
+    return 1 if session is None else session.members.count
+
+
+def worker_name(worker: int) -> str:
+    session = cluster.session()
+    return "this process" if session is None else session.members.names[worker]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where this worker wants a checkpoint: `directory/name-number`."""
+
+    directory: Path
+    name: str
+    number: int
+
+    def path(self, number: int) -> Path:
+        return self.directory / f"{self.name}-{number}"
+
+
+@final
+class Saving:
+    """A save that has begun: the values are taken, and one worker writes them.
+
+    Args:
+      path: Where this worker has it.
+      number: Which is the same on all workers.
+      writing: If this worker writes.
+    """
+
+    def __init__(self, path: Path, number: int, writing: Writing | None) -> None:
+        self.path = path
+        self.number = number
+        self._writing = writing
+
+    def finish(self) -> None:
+        """Waits until it is written, wherever that is; raises `SaveFailed` if it could not be."""
+        session = cluster.session()
+        # Who writes comes to the meetings too, and says that it is not ready, so that the others
+        # do not take it for stuck.
+        limit = None if session is None else session.timeout_seconds / 4
+        while True:
+            news = meet("the end of a save", self._writing and self._writing.news(limit))
+            if not any(each == _BUSY for each in news):
+                break
+        for worker, each in enumerate(news):
+            if each is not None and each != _DONE:
+                cause = self._writing.surface() if self._writing is not None else None
+                raise SaveFailed(
+                    f"{worker_name(worker)} could not write the checkpoint {each['path']}: "
+                    f"{each['error']}. Earlier checkpoints are as they were; save again when the "
+                    "reason is gone."
+                ) from cause
+
+
+_BUSY, _DONE = "busy", "done"
+
+
+@final
+class Writing:
+    """A thread that writes a checkpoint."""
+
+    def __init__(self, path: Path, write: Callable[[], None]) -> None:
+        self._path = path
+        self._error: BaseException | None = None
+        # No daemon: a program that ends waits for it.
+        self._thread = threading.Thread(target=self._run, args=(write,), name="replicax-checkpoint")
+        self._thread.start()
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
+            atexit.register(self._complain)
+
+    def news(self, seconds: float | None) -> Any:
+        """How it stands, at the latest after so many seconds."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return _BUSY
+        if self._error is None:
+            return _DONE
+        text = f"{type(self._error).__name__}: {self._error}"[:2000]
+        return {"path": str(self._path), "error": text.removesuffix(".")}
+
+    def surface(self) -> BaseException | None:
+        """What went wrong, for somebody who raises it."""
+        atexit.unregister(self._complain)
+        return self._error
+
+    def _complain(self) -> None:
+        """The program has ended without having asked how the save went."""
+        print(
+            f"replicax: the checkpoint {self._path} was not written: {self._error!r}.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def begin(
+    inventory: Inventory,
+    target: Target,
+    saves: int,
+    afterwards: Callable[[], None] = lambda: None,
+) -> Saving:
+    """Takes all values, agrees with the other workers, and begins to write.
+
+    Args:
+      inventory: What is saved.
+      target: Where. Workers that name the same path share one checkpoint, which the first of them
+        writes; one that names a path of its own writes one of its own.
+      saves: How many times it has been saved before.
+      afterwards: Is called when the checkpoint is complete, in the thread that wrote it.
+    """
+    values = {key: part.read() for key, part in inventory.arrays.items()} | inventory.deferred
+    for value in values.values():
+        if isinstance(value, jax.Array):
+            value.copy_to_host_async()
+    arrays = {
+        key: _on_host(value, key in inventory.deferred or inventory.arrays[key].lasting)
+        for key, value in values.items()
+    }
+    facts = {key: ArrayFacts.of(value) for key, value in values.items()}
+    plain = {key: part.read() for key, part in inventory.values.items()}
+    everyones = _agree(inventory, target, saves, facts)
+    number = max(each["number"] for each in everyones)
+    places = [(each["directory"], each["name"]) for each in everyones]
+    manifest = Manifest(
+        max(each["saves"] for each in everyones) + 1,
+        len(everyones),
+        facts,
+        plain,
+        {
+            key: Position(part.shared, [e["positions"][key] for e in everyones][: _count(part)])
+            for key, part in inventory.positions.items()
+        },
+    )
+    path, own = target.path(number), this_worker()
+
+    def write() -> None:
+        files.remove_leftovers(target.directory, target.name)
+        target.directory.mkdir(parents=True, exist_ok=True)
+        files.write(path, arrays, manifest)
+        afterwards()
+
+    writes = places.index(places[own]) == own
+    return Saving(path, number, Writing(path, write) if writes else None)
+
+
+def _count(part: Any) -> int | None:
+    """How many of the workers' states are kept."""
+    return 1 if part.shared else None
+
+
+def _agree(
+    inventory: Inventory, target: Target, saves: int, facts: Mapping[str, ArrayFacts]
+) -> list[dict[str, Any]]:
+    """What each worker saves, and where."""
+    contents = sorted(
+        [f"{key}: {each.dtype}{list(each.shape)}" for key, each in facts.items()]
+        + [f"{key}: a value" for key in inventory.values]
+        + [f"{key}: a position" for key in inventory.positions]
+    )
+    failure = None
+    positions: dict[str, Any] = {}
+    try:
+        positions = {key: _expressed(key, p.read()) for key, p in inventory.positions.items()}
+    except Exception as error:
+        failure = error
+    everyones = meet(
+        "saving a checkpoint",
+        {
+            "directory": str(target.directory),
+            "name": target.name,
+            "number": target.number,
+            "saves": saves,
+            "contents": zlib.crc32("\n".join(contents).encode()),
+            "positions": positions,
+            "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
+        },
+    )
+    if failure is not None:
+        raise failure
+    for worker, each in enumerate(everyones):
+        if each["failure"] is not None:
+            raise SaveFailed(f"{worker_name(worker)} cannot be saved: {each['failure']}")
+    if len({each["contents"] for each in everyones}) > 1:
+        _refuse_difference(meet("comparing what is saved", contents))
+    return everyones
+
+
+def _refuse_difference(contents: list[list[str]]) -> None:
+    common = set(contents[0]).intersection(*contents)
+    seen = "; ".join(
+        f"{worker_name(worker)} has {', '.join(own) or 'nothing else'}"
+        for worker, each in enumerate(contents)
+        for own in [[line for line in each if line not in common][:3]]
+    )
+    raise CollectiveMismatch(
+        f"The workers are about to save different things in a checkpoint: {seen}. Give the "
+        "checkpoint the same objects on every worker."
+    )
+
+
+def _expressed(key: str, state: Any) -> Any:
+    try:
+        text = json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise InvalidType(
+            f"The state of {key!r} cannot be saved, because JSON cannot express it: {error}. "
+            "Give the checkpoint something whose `get_state` returns dicts, lists, numbers and "
+            "words."
+        ) from error
+    if len(text) > _LONGEST_STATE:
+        raise InvalidArgument(
+            f"The state of {key!r} is too large for a checkpoint: it takes {len(text)} characters "
+            f"of JSON, and at most {_LONGEST_STATE} are possible. Save it separately."
+        )
+    return json.loads(text)
+
+
+def _on_host(value: Any, lasting: bool) -> np.ndarray:
+    if is_key(value):
+        value = jax.random.key_data(value)
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        value = _whole(value)
+    return np.asarray(value) if lasting else np.array(value)
+
+
+def _whole(array: jax.Array) -> Any:
+    """All of an array that is on devices of several processes."""
+    if array.is_fully_replicated:
+        return array.addressable_data(0)
+    return cluster.current().run(
+        "gathering an array for a checkpoint",
+        lambda: multihost_utils.process_allgather(array, tiled=True),
+    )

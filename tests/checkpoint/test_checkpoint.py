@@ -1,0 +1,449 @@
+"""What is saved comes back: into the same objects, into others, under other strategies."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import STRATEGIES, cpus
+from support import components_equal, copies_equal, equal
+
+import replicax as rx
+
+
+class Training:
+    """A small program with a bit of everything."""
+
+    def __init__(self, strategy: rx.Strategy, optimizer=optax.adam, seed: float = 0.0) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            self.weight = rx.Variable(np.float32([1.0, 2.0, 3.0]) + np.float32(seed), name="weight")
+            self.bias = rx.Variable(np.float32(seed), name="bias")
+            self.seen = rx.Variable(
+                np.int32(0), synchronization="ON_READ", aggregation="SUM", trainable=False
+            )
+            self.optimizer = rx.Optimizer(optimizer(0.1))
+        rows = np.arange(24, dtype=np.float32).reshape(12, 2) / 10
+        pipeline = rx.from_tensor_slices(rows).shuffle(seed=1).batch(4).repeat(5)
+        self.iterator = iter(strategy.experimental_distribute_dataset(pipeline))
+        self.checkpoint = rx.Checkpoint(
+            nest={"weight": self.weight, "others": [self.bias, (self.seen,)]},
+            optimizer=self.optimizer,
+            data=self.iterator,
+            epoch=0,
+        )
+
+    def step(self) -> None:
+        def replica(rows):
+            def loss():
+                return jnp.sum((rows @ self.weight[:2] + self.bias * self.weight[2] - 1.0) ** 2) / 4
+
+            gradients = rx.grad(loss, [self.weight, self.bias])()
+            self.optimizer.apply_gradients(zip(gradients, [self.weight, self.bias], strict=True))
+            self.seen.assign_add(jnp.int32(rows.shape[0]))
+
+        self.strategy.run(replica, args=(next(self.iterator),))
+        self.checkpoint.epoch = self.iterator.get_state()["steps"] // 3
+
+    def state(self) -> list:
+        return [
+            self.weight.numpy().tolist(),
+            self.bias.numpy().tolist(),
+            self.seen.numpy().tolist(),
+            self.iterator.get_state(),
+            self.checkpoint.epoch,
+            int(self.optimizer.iterations),
+        ]
+
+
+def saved(tmp_path, strategy, steps: int = 4) -> tuple[Training, str]:
+    training = Training(strategy)
+    for _ in range(steps):
+        training.step()
+    return training, training.checkpoint.save(tmp_path / "model")
+
+
+def test_a_run_goes_on_exactly_where_it_was_saved(strategy, tmp_path):
+    training, path = saved(tmp_path, strategy)
+    before = training.state()
+    for _ in range(3):
+        training.step()
+    expected = training.state()
+
+    resumed = Training(strategy, seed=7.0)
+    report = resumed.checkpoint.restore(path)
+    assert resumed.state() == before
+    # The slots of the optimizer are made in its first step.
+    assert [name for name in report.deferred if "mu" in name] == [
+        "optimizer/slots/[0].mu/nest/others/0",
+        "optimizer/slots/[0].mu/nest/weight",
+    ]
+    assert (report.missing, report.unused) == ((), ())
+    for _ in range(3):
+        resumed.step()
+    assert resumed.state() == expected
+    assert report.deferred == ()
+    report.assert_consumed()
+
+    # Into objects that are further on, in place.
+    training.checkpoint.restore(path).assert_consumed()
+    assert training.state() == before
+    for _ in range(3):
+        training.step()
+    assert training.state() == expected
+    for each in (training, resumed):
+        each.iterator.close()
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory) -> tuple[str, list]:
+    """A checkpoint saved by two replicas, and what came after three further steps."""
+    training, path = saved(tmp_path_factory.mktemp("two"), rx.MirroredStrategy(cpus(2)))
+    for _ in range(3):
+        training.step()
+    training.iterator.close()
+    return path, training.state()
+
+
+@pytest.mark.parametrize("name", ["one device", "mirrored 1", "mirrored 3", "central 2"])
+def test_a_run_goes_on_under_other_strategies(name, of_two):
+    path, expected = of_two
+    strategy = STRATEGIES[name]()
+    training = Training(strategy, seed=3.0)
+    training.checkpoint.restore(path)
+    for _ in range(3):
+        training.step()
+    for ours, theirs in zip(training.state(), expected, strict=True):
+        if isinstance(ours, dict):
+            assert ours == theirs
+        else:
+            equal(ours, theirs, 1e-5)
+    training.iterator.close()
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "restored"), [("SUM", [3.0, 3.0, 3.0, 3.0]), ("MEAN", [6.0, 6.0, 6.0, 6.0])]
+)
+def test_on_read_variables_are_saved_by_their_aggregate(aggregation, restored, tmp_path):
+    def make(count):
+        strategy = rx.MirroredStrategy(cpus(count))
+        with strategy.scope():
+            variable = rx.Variable(0.0, synchronization="ON_READ", aggregation=aggregation)
+        return strategy, variable
+
+    strategy, variable = make(2)
+    own = strategy.experimental_distribute_values_from_function(
+        lambda c: [4.0, 8.0][c.replica_id_in_sync_group]
+    )
+    strategy.run(lambda x: variable.assign(x), args=(own,))
+    path = rx.Checkpoint(v=variable).save(tmp_path / "model")
+    total = 12.0 if aggregation == "SUM" else 6.0
+    strategy, variable = make(4)
+    rx.Checkpoint(v=variable).restore(path)
+    equal(variable.numpy(), total)
+    components_equal(strategy, variable, restored)
+
+
+def test_an_on_read_variable_without_aggregation_is_refused(tmp_path, two):
+    with two.scope():
+        variable = rx.Variable(0.0, synchronization="ON_READ", name="loose")
+    with pytest.raises(rx.errors.AggregationRequired, match="loose"):
+        rx.Checkpoint(v=variable).save(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("restored_in_parts", [True, False])
+def test_variables_in_parts(tmp_path, restored_in_parts):
+    value = np.arange(16, dtype=np.float32).reshape(4, 4)
+    divided = rx.MirroredStrategy(cpus(8), logical_devices_per_replica=4)
+
+    def make(in_parts, value):
+        if not in_parts:
+            strategy = rx.MirroredStrategy(cpus(2))
+            with strategy.scope():
+                return strategy, rx.Variable(value)
+        with divided.scope(), divided.extended.partition([2, 2]):
+            return divided, rx.Variable(value)
+
+    _, variable = make(not restored_in_parts, value)
+    path = rx.Checkpoint(v=variable).save(tmp_path / "model")
+    strategy, variable = make(restored_in_parts, np.zeros_like(value))
+    layout = variable.cross_replica_array().sharding
+    rx.Checkpoint(v=variable).restore(path).assert_consumed()
+    copies_equal(strategy, variable, value)
+    assert variable.cross_replica_array().sharding == layout
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+def test_nests_arrays_and_plain_values(tmp_path):
+    def make(factor):
+        key = jax.random.key(3 * factor)
+        counts = {"steps": 5 * factor, "names": ["a" * factor], "done": factor == 1}
+        return rx.Checkpoint(
+            counts=counts,
+            pair=Pair(np.float32([factor, 2.0]), 1.5 * factor),
+            arrays=[jnp.arange(3) * factor, np.float64(factor), jnp.ones((2, 0)), key],
+            half=rx.Variable(jnp.ones(2, jnp.bfloat16) * factor),
+            nothing=None,
+        ), counts
+
+    checkpoint, _ = make(1)
+    path = checkpoint.save(tmp_path / "model")
+    other, counts = make(2)
+    names = other.counts["names"]
+    other.restore(path).assert_consumed()
+    # Dicts and lists stay the objects that they were.
+    assert other.counts is counts
+    assert other.counts["names"] is names
+    assert counts == {"steps": 5, "names": ["a"], "done": True}
+    assert isinstance(other.pair, Pair)
+    assert other.pair.second == 1.5
+    equal(other.pair.first, [1.0, 2.0])
+    integers, number, empty, key = other.arrays
+    equal(integers, [0, 1, 2])
+    assert isinstance(integers, jax.Array)
+    assert (type(number), number) == (np.float64, 1.0)
+    assert empty.shape == (2, 0)
+    equal(jax.random.key_data(key), jax.random.key_data(jax.random.key(3)))
+    assert other.half.dtype == jnp.bfloat16
+    equal(other.half.numpy().astype(np.float32), [1.0, 1.0])
+
+
+def test_paths_are_numbered_and_never_overwritten(tmp_path):
+    checkpoint = rx.Checkpoint(epoch=1)
+    paths = [checkpoint.save(tmp_path / "model") for _ in range(2)]
+    assert [Path(path).name for path in paths] == ["model-1", "model-2"]
+    assert checkpoint.save_counter == 2
+    again = rx.Checkpoint(epoch=3)
+    assert Path(again.save(tmp_path / "model")).name == "model-3"
+    again.restore(paths[0])
+    assert (again.epoch, again.save_counter) == (1, 1)
+    assert Path(again.save(tmp_path / "model")).name == "model-4"
+
+
+def test_slots_are_found_by_their_variables(tmp_path, two):
+    def make(order):
+        with two.scope():
+            variables = [rx.Variable(np.float32([i, i])) for i in (1.0, 2.0)]
+            optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9))
+
+        def step(gradients):
+            pairs = list(zip(gradients, variables, strict=True))
+            optimizer.apply_gradients([pairs[i] for i in order])
+
+        return variables, rx.Checkpoint(a=variables[0], b=variables[1], optimizer=optimizer), step
+
+    gradients = [np.float32([1.0, 1.0]), np.float32([3.0, 3.0])]
+    variables, checkpoint, step = make([0, 1])
+    two.run(step, args=(gradients,))
+    path = checkpoint.save(tmp_path / "model")
+    two.run(step, args=(gradients,))
+    others, checkpoint, step = make([1, 0])
+    checkpoint.restore(path)
+    two.run(step, args=(gradients,))
+    for ours, theirs in zip(others, variables, strict=True):
+        equal(ours.numpy(), theirs.numpy())
+
+
+def test_slots_that_are_not_made_yet_are_saved_again(tmp_path, two):
+    training, path = saved(tmp_path, two)
+    idle = Training(two)
+    idle.checkpoint.restore(path)
+    again = idle.checkpoint.save(tmp_path / "again")
+    resumed = Training(two)
+    resumed.checkpoint.restore(again)
+    training.step()
+    resumed.step()
+    assert resumed.state() == training.state()
+    for each in (training, resumed, idle):
+        each.iterator.close()
+
+
+def test_another_optimizer_is_told_by_the_report(tmp_path, two):
+    training, path = saved(tmp_path, two)
+    other = Training(two, optimizer=lambda rate: optax.sgd(rate, momentum=0.9))
+    report = other.checkpoint.restore(path)
+    with pytest.raises(rx.errors.CheckpointMismatch, match=r"Not made yet are 'optimizer/slots"):
+        report.assert_consumed()
+    other.step()
+    assert any("mu" in name for name in report.unused)
+    assert any("trace" in name for name in report.missing)
+    with pytest.raises(rx.errors.CheckpointMismatch, match=r"It lacks 'optimizer/slots/.*trace"):
+        report.assert_consumed()
+    for each in (training, other):
+        each.iterator.close()
+
+
+def test_what_does_not_match_is_reported(tmp_path):
+    path = rx.Checkpoint(a=rx.Variable(1.0), b=2, c=3.0).save(tmp_path / "model")
+    checkpoint = rx.Checkpoint(a=rx.Variable(0.0), d=rx.Variable(5.0), c=1)
+    with pytest.raises(rx.errors.CheckpointMismatch, match=r"'c' is 1 now and 3\.0 in"):
+        checkpoint.restore(path)
+    assert float(checkpoint.a) == 0.0
+    checkpoint.c = 1.0
+    report = checkpoint.restore(path).expect_partial()
+    assert (report.restored, report.unused, report.missing) == (("a", "c"), ("b",), ("d",))
+    assert repr(report) == (
+        f"<RestoreReport: restored 2 of 3 from {path}; unused: 'b'; missing: 'd'>"
+    )
+    with pytest.raises(rx.errors.CheckpointMismatch, match=r"It lacks 'd'\. It has, for nobody"):
+        report.assert_existing_objects_matched()
+    assert float(checkpoint.d) == 5.0
+
+
+def test_shapes_and_dtypes_that_differ_change_nothing(tmp_path):
+    path = rx.Checkpoint(a=rx.Variable([1.0, 2.0]), b=rx.Variable(1)).save(tmp_path / "model")
+    checkpoint = rx.Checkpoint(a=rx.Variable([1.0, 2.0, 3.0]), b=rx.Variable(7), c=0)
+    with pytest.raises(rx.errors.CheckpointMismatch) as raised:
+        checkpoint.restore(path)
+    assert "'a' is float32[3] now and float32[2] in the checkpoint" in str(raised.value)
+    assert int(checkpoint.b) == 7
+    checkpoint = rx.Checkpoint(a=rx.Variable([5.0, 6.0]), b=rx.Variable(1.0))
+    with pytest.raises(ValueError, match=r"'b' is float32\[\] now and int32\[\]"):
+        checkpoint.restore(path)
+    equal(checkpoint.a.numpy(), [5.0, 6.0])
+
+
+def damage(path: Path, how: str) -> None:
+    largest = max((path / "arrays").rglob("d/*"), key=lambda file: file.stat().st_size)
+    if how == "a byte":
+        content = bytearray(largest.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        largest.write_bytes(bytes(content))
+    elif how == "no arrays":
+        shutil.rmtree(path / "arrays")
+    elif how == "garbled manifest":
+        (path / "manifest" / "metadata").write_text("{")
+    elif how == "changed manifest":
+        file = path / "manifest" / "metadata"
+        file.write_text(file.read_text().replace('"epoch": 3', '"epoch": 4'))
+    elif how == "another format":
+        (path / "manifest" / "metadata").write_text('{"format": "something"}')
+    elif how == "another version":
+        file = path / "manifest" / "metadata"
+        file.write_text(file.read_text().replace('"version": 1', '"version": 9'))
+    elif how == "no manifest":
+        shutil.rmtree(path / "manifest")
+    elif how == "a file":
+        shutil.rmtree(path)
+        path.write_text("")
+    elif how == "nothing":
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("a byte", "'weight' is damaged|arrays cannot be read"),
+        ("no arrays", "arrays cannot be read"),
+        ("garbled manifest", "its manifest cannot be read"),
+        ("changed manifest", "its manifest is damaged"),
+        ("another format", "written by another program"),
+        ("another version", "version 9 of the format"),
+        ("no manifest", "it has no manifest"),
+        ("a file", "it is a file"),
+        ("nothing", r"There is no checkpoint .* there is other-2"),
+    ],
+)
+def test_a_damaged_checkpoint_changes_nothing(how, message, tmp_path, two):
+    rows = np.random.default_rng(0).normal(size=(50, 50)).astype(np.float32)
+    with two.scope():
+        weight, small = rx.Variable(rows), rx.Variable(1.0)
+    dataset = two.experimental_distribute_dataset([np.arange(4), np.arange(4)])
+    checkpoint = rx.Checkpoint(weight=weight, small=small, epoch=3, data=iter(dataset))
+    path = Path(checkpoint.save(tmp_path / "model"))
+    checkpoint.save(tmp_path / "other")
+    damage(path, how)
+    weight.assign(rows + 1)
+    small.assign(2.0)
+    checkpoint.epoch = 5
+    next(checkpoint.data)
+    kind = rx.errors.CheckpointNotFound if how == "nothing" else rx.errors.InvalidCheckpoint
+    with pytest.raises(kind, match=message):
+        checkpoint.restore(path)
+    equal(weight.numpy(), rows + 1)
+    assert (float(small), checkpoint.epoch) == (2.0, 5)
+    assert checkpoint.data.get_state()["steps"] == 1
+    checkpoint.data.close()
+
+
+def test_directories_of_others_are_refused(tmp_path):
+    checkpoint = rx.Checkpoint(epoch=1)
+    with pytest.raises(rx.errors.InvalidCheckpoint, match="it has no manifest"):
+        checkpoint.restore(tmp_path)
+    with pytest.raises(FileNotFoundError, match="Nor is there a directory"):
+        checkpoint.restore(tmp_path / "no" / "where")
+    path = Path(checkpoint.save(tmp_path / "model"))
+    unfinished = path.rename(path.with_name("model-1.orbax-checkpoint-tmp"))
+    with pytest.raises(rx.errors.InvalidCheckpoint, match="was cut off"):
+        checkpoint.restore(unfinished)
+
+
+def test_an_iterator_over_other_data_changes_nothing(tmp_path, two):
+    numbers = rx.from_tensor_slices(np.arange(8)).batch(2)
+    path = rx.Checkpoint(
+        data=iter(two.experimental_distribute_dataset(numbers)), weight=rx.Variable(1.0)
+    ).save(tmp_path / "model")
+
+    class Strange:
+        def get_state(self):
+            return {"at": 3}
+
+        def set_state(self, state):
+            if "at" not in state:
+                raise KeyError("at")
+
+    checkpoint = rx.Checkpoint(data=Strange(), weight=rx.Variable(2.0))
+    with pytest.raises(KeyError, match="at"):
+        checkpoint.restore(path)
+    assert float(checkpoint.weight) == 2.0
+
+
+def test_what_a_checkpoint_cannot_hold(tmp_path):
+    with pytest.raises(rx.errors.InvalidType, match=r"cannot hold 'nest/a'.*builtins\.object"):
+        rx.Checkpoint(nest={"a": object()})
+    with pytest.raises(rx.errors.InvalidArgument, match="'save'"):
+        rx.Checkpoint(save=1)
+    checkpoint = rx.Checkpoint(a=1)
+    with pytest.raises(rx.errors.InvalidArgument, match="'_hidden'"):
+        checkpoint._hidden = 1
+    with pytest.raises(rx.errors.InvalidType):
+        checkpoint.b = object()
+    with pytest.raises(AttributeError, match="no object 'b'"):
+        _ = checkpoint.b
+    with pytest.raises(rx.errors.InvalidArgument, match=r"Two parts .* 'n/a/b'"):
+        rx.Checkpoint(n={"a": {"b": 1}, "a/b": 2})
+
+    class Odd:
+        def get_state(self):
+            return {1, 2}
+
+        def set_state(self, state):
+            raise AssertionError
+
+    with pytest.raises(rx.errors.InvalidType, match="'odd' cannot be saved, because JSON"):
+        rx.Checkpoint(odd=Odd()).save(tmp_path / "model")
+
+
+def test_replicas_and_traced_functions_do_not_save(tmp_path, two):
+    checkpoint = rx.Checkpoint(a=1)
+    with pytest.raises(rx.errors.ContextError, match="outside the function given to `run`"):
+        two.run(lambda: checkpoint.save(tmp_path / "model"))
+    with pytest.raises(rx.errors.ContextError, match="traced"):
+        rx.function(lambda: checkpoint.restore(tmp_path / "model"))()
+
+
+def test_a_save_that_cannot_be_written_says_why(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(rx.errors.SaveFailed, match=r"could not write the checkpoint .*file/model"):
+        rx.Checkpoint(a=1).save(tmp_path / "file" / "model")

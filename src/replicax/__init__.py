@@ -15,7 +15,7 @@ from replicax import (
     tpu,
 )
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
-from replicax.checkpoint import Checkpoint
+from replicax.checkpoint import Checkpoint, CheckpointManager
 from replicax.cluster import ClusterSpec
 from replicax.execution import ReplicaContext, function
 from replicax.input import (
@@ -52,6 +52,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoShardPolicy",
     "Checkpoint",
+    "CheckpointManager",
     "ClusterSpec",
     "DistributedDataset",
     "DistributedIterator",

@@ -2,6 +2,7 @@
 
 from replicax.checkpoint._checkpoint import Checkpoint
 from replicax.checkpoint._inventory import part_of
+from replicax.checkpoint._manager import CheckpointManager
 from replicax.checkpoint._parts import (
     ArrayPart,
     Deferred,
@@ -17,6 +18,7 @@ from replicax.checkpoint._report import RestoreReport
 __all__ = [
     "ArrayPart",
     "Checkpoint",
+    "CheckpointManager",
     "Deferred",
     "Kind",
     "NameOf",

@@ -1,0 +1,215 @@
+"""The checkpoints of a run: which are kept, which is the latest, when the next is due."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self, final
+
+from replicax.checkpoint import _files as files
+from replicax.checkpoint._checkpoint import Checkpoint, PathLike
+from replicax.checkpoint._report import RestoreReport
+from replicax.checkpoint._saving import Saving, meet
+from replicax.errors import InvalidArgument, InvalidType
+
+
+@final
+class CheckpointManager:
+    """Saves a checkpoint again and again, in a directory, and keeps the latest ones.
+
+    Saving goes on in the background: `save` takes the values and returns, and a thread writes
+    them. What went wrong there is raised by the next call. At the end of the program, `close` the
+    manager, or use it in a `with`.
+
+    Args:
+      checkpoint: What is saved.
+      directory: Where. All workers have to see it; those of one run name the same.
+      max_to_keep: How many checkpoints are kept; None for all.
+      checkpoint_name: How the names of checkpoints begin.
+      step_counter: A variable that counts steps, for `checkpoint_interval`.
+      checkpoint_interval: After how many steps the next checkpoint is due; `save` does nothing
+        before.
+      init_fn: What `restore_or_initialize` calls if there is no checkpoint.
+      asynchronous: Whether to write in the background.
+
+    >>> import tempfile, replicax as rx
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> step = rx.Variable(0)
+    >>> with rx.CheckpointManager(rx.Checkpoint(step=step), directory.name, max_to_keep=2) as kept:
+    ...     for _ in range(4):
+    ...         _ = step.assign_add(1)
+    ...         path = kept.save()
+    >>> [path.rpartition("/")[2] for path in kept.checkpoints]
+    ['ckpt-3', 'ckpt-4']
+    >>> _ = step.assign(0)
+    >>> kept.restore_or_initialize() == kept.latest, int(step)
+    (True, 4)
+    >>> directory.cleanup()
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: PathLike,
+        max_to_keep: int | None = 5,
+        *,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+        asynchronous: bool = True,
+    ) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise InvalidType(f"A manager is for an `rx.Checkpoint`; got {checkpoint!r}.")
+        for name, count in (
+            ("max_to_keep", max_to_keep),
+            ("checkpoint_interval", checkpoint_interval),
+        ):
+            if count is not None and (not isinstance(count, int) or count < 1):
+                raise InvalidArgument(f"`{name}` has to be a positive whole number; got {count!r}.")
+        if checkpoint_interval is not None and step_counter is None:
+            raise InvalidArgument(
+                "`checkpoint_interval` needs a `step_counter`, such as `optimizer.iterations`."
+            )
+        if not re.fullmatch(r"[^/\\]+", checkpoint_name):
+            raise InvalidArgument(
+                f"`checkpoint_name` is a name, and no path; got {checkpoint_name!r}. Give the path "
+                "as the directory."
+            )
+        self._checkpoint = checkpoint
+        self._directory = Path(directory).absolute()
+        self._max_to_keep = max_to_keep
+        self._name = checkpoint_name
+        self._step_counter = step_counter
+        self._interval = checkpoint_interval
+        self._init_fn = init_fn
+        self._asynchronous = asynchronous
+        self._saving: Saving | None = None
+        self._last_step: int | None = None
+        self._report: RestoreReport | None = None
+
+    @property
+    def directory(self) -> str:
+        """Where the checkpoints are."""
+        return str(self._directory)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What is saved."""
+        return self._checkpoint
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of all complete checkpoints, the latest last."""
+        return [str(path) for path in self._numbered().values()]
+
+    @property
+    def latest(self) -> str | None:
+        """The path of the latest complete checkpoint."""
+        return next(reversed(self.checkpoints), None)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The same as `latest`, by the name that TensorFlow has for it."""
+        return self.latest
+
+    @property
+    def report(self) -> RestoreReport | None:
+        """What the last `restore_or_initialize` restored."""
+        return self._report
+
+    def save(self, checkpoint_number: int | None = None, check_interval: bool = True) -> str | None:
+        """Saves the checkpoint, if one is due, and returns the path, or None.
+
+        All workers call it. The path is complete when `wait` has returned, or the next `save`.
+
+        Args:
+          checkpoint_number: Its number, which has to be larger than that of the latest; by
+            default one more.
+          check_interval: Whether to do nothing when `checkpoint_interval` is not over.
+        """
+        step = None if self._step_counter is None else int(self._step_counter)
+        if check_interval and not self._is_due(step):
+            return None
+        self.wait()
+        number = None if checkpoint_number is None else self._checked(checkpoint_number)
+        self._saving = self._checkpoint.begin_save(
+            self._directory, self._name, number, afterwards=self._remove_old
+        )
+        self._last_step = step
+        path = str(self._saving.path)
+        if not self._asynchronous:
+            self.wait()
+        return path
+
+    def wait(self) -> None:
+        """Waits until the checkpoint that is being written is complete. All workers call it."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.finish()
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the latest checkpoint; without one, calls `init_fn`. All workers call it.
+
+        Every object has to find something in the checkpoint; to restore a part of them, use
+        `checkpoint.restore(manager.latest)`.
+
+        Returns:
+          The path of the checkpoint, or None.
+        """
+        self.wait()
+        # Workers may look at a directory at different times; and may have directories of their own.
+        path = meet("looking for the latest checkpoint", self.latest)[0]
+        if path is None:
+            if self._init_fn is not None:
+                self._init_fn()
+            return None
+        self._report = self._checkpoint.restore_from(Path(path), partial=False)
+        if self._step_counter is not None:
+            self._last_step = int(self._step_counter)
+        return path
+
+    def close(self) -> None:
+        """The same as `wait`, at the end."""
+        self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # After an error the other workers need not come to `wait`, and what goes on in the
+        # background is complete or nothing anyway.
+        if error is None:
+            self.close()
+
+    def _is_due(self, step: int | None) -> bool:
+        if self._interval is None or step is None or self._last_step is None:
+            return True
+        return step - self._last_step >= self._interval
+
+    def _numbered(self) -> dict[int, Path]:
+        return files.numbered(self._directory, self._name)
+
+    def _checked(self, number: Any) -> int:
+        try:
+            number = operator.index(number)
+        except TypeError:
+            number = int(number)  # of a variable
+        latest = max(self._numbered(), default=-1)
+        if number <= latest:
+            raise InvalidArgument(
+                f"The checkpoint would get number {number}, and there is {self._name}-{latest} in "
+                f"{self._directory} already. Numbers have to grow; remove the later ones, or use "
+                "another directory."
+            )
+        return number
+
+    def _remove_old(self) -> None:
+        if self._max_to_keep is not None:
+            for path in list(self._numbered().values())[: -self._max_to_keep]:
+                files.remove(path)
+
+    def __repr__(self) -> str:
+        return f"<rx.CheckpointManager of {self._checkpoint!r} in {self._directory}>"

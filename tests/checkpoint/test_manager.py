@@ -1,0 +1,200 @@
+"""Saving again and again: in the background, the latest few, from where it stood."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+from support import equal
+
+import replicax as rx
+from replicax.checkpoint import _files as files
+
+
+def names(manager: rx.CheckpointManager) -> list[str]:
+    return [Path(path).name for path in manager.checkpoints]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_latest_are_kept(tmp_path, asynchronous):
+    checkpoint = rx.Checkpoint(epoch=0)
+    with rx.CheckpointManager(checkpoint, tmp_path, 2, asynchronous=asynchronous) as manager:
+        assert manager.restore_or_initialize() is manager.latest is None
+        for epoch in range(4):
+            checkpoint.epoch = epoch
+            assert Path(manager.save() or "").name == f"ckpt-{epoch + 1}"
+    assert names(manager) == ["ckpt-3", "ckpt-4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-3", "ckpt-4"]
+    assert manager.latest == manager.latest_checkpoint == str(tmp_path / "ckpt-4")
+
+    # Another run goes on, and counts on.
+    other = rx.Checkpoint(epoch=0)
+    with rx.CheckpointManager(other, tmp_path, None) as manager:
+        assert manager.restore_or_initialize() == str(tmp_path / "ckpt-4")
+        assert (other.epoch, other.save_counter) == (3, 4)
+        manager.save()
+        manager.wait()
+        assert names(manager) == ["ckpt-3", "ckpt-4", "ckpt-5"]
+        manager.save(12)
+    assert names(manager)[-1] == "ckpt-12"
+    with pytest.raises(rx.errors.InvalidArgument, match="there is ckpt-12 in"):
+        manager.save(11)
+
+
+def test_a_save_is_due_after_an_interval(tmp_path, two):
+    with two.scope():
+        weight, optimizer = rx.Variable(1.0), rx.Optimizer(optax.sgd(0.1))
+    checkpoint = rx.Checkpoint(weight=weight, optimizer=optimizer)
+
+    def manage():
+        return rx.CheckpointManager(
+            checkpoint, tmp_path, step_counter=optimizer.iterations, checkpoint_interval=3
+        )
+
+    step = rx.function(lambda: two.run(lambda: optimizer.apply_gradients([(1.0, weight)])))
+    with manage() as manager:
+        due = []
+        for _ in range(7):
+            step()
+            due.append(manager.save() is not None)
+        assert due == [True, False, False, True, False, False, True]
+        assert manager.save(check_interval=False) is not None
+    with manage() as manager:
+        manager.restore_or_initialize()
+        assert manager.save() is None
+
+
+def test_without_a_checkpoint_the_state_is_initialized(tmp_path):
+    called = []
+    checkpoint = rx.Checkpoint(epoch=0)
+    manager = rx.CheckpointManager(checkpoint, tmp_path, init_fn=lambda: called.append(1))
+    assert manager.restore_or_initialize() is None
+    assert called == [1]
+    manager.save()
+    assert manager.restore_or_initialize() == str(tmp_path / "ckpt-1")
+    assert called == [1]
+    assert manager.report is not None
+    assert manager.report.restored == ("epoch",)
+
+
+def test_all_objects_have_to_be_in_a_checkpoint_that_is_gone_on_from(tmp_path):
+    with rx.CheckpointManager(rx.Checkpoint(a=1), tmp_path) as manager:
+        manager.save()
+    checkpoint = rx.Checkpoint(a=2, b=3)
+    with pytest.raises(rx.errors.CheckpointMismatch, match="It lacks 'b'"):
+        rx.CheckpointManager(checkpoint, tmp_path).restore_or_initialize()
+    assert checkpoint.a == 2
+
+
+@pytest.fixture
+def gate(monkeypatch) -> threading.Event:
+    """Holds up everything that is written until it is opened."""
+    opened, write = threading.Event(), files.write
+
+    def write_later(*args):
+        assert opened.wait(20)
+        write(*args)
+
+    monkeypatch.setattr(files, "write", write_later)
+    return opened
+
+
+def test_what_is_saved_is_the_state_of_that_moment(tmp_path, strategy, gate):
+    with strategy.scope():
+        weight = rx.Variable(np.zeros(1000, np.float32), aggregation="MEAN")
+        count = rx.Variable(0, synchronization="ON_READ", aggregation="SUM", dtype=np.int32)
+
+    def replica():
+        weight.assign_add(np.ones(1000, np.float32))
+        count.assign_add(1)
+
+    step = rx.function(lambda: strategy.run(replica))
+    array = np.zeros(3)
+    checkpoint = rx.Checkpoint(weight=weight, count=count, array=array)
+    with rx.CheckpointManager(checkpoint, tmp_path) as manager:
+        step()
+        path = manager.save()
+        assert manager.latest is None
+        for _ in range(5):
+            step()
+        array += 1.0
+        gate.set()
+        manager.wait()
+        assert manager.latest == path
+    checkpoint.restore(path)
+    equal(weight.numpy(), np.ones(1000))
+    assert int(count.numpy()) == strategy.num_replicas_in_sync
+    equal(checkpoint.array, np.zeros(3))
+
+
+def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path, monkeypatch):
+    write, full = files.write, [True]
+
+    def write_or_fail(*args):
+        if full[0]:
+            raise OSError("the disk is full")
+        write(*args)
+
+    monkeypatch.setattr(files, "write", write_or_fail)
+    checkpoint = rx.Checkpoint(epoch=1)
+    manager = rx.CheckpointManager(checkpoint, tmp_path)
+    for call in (manager.save, manager.wait, manager.restore_or_initialize, manager.close):
+        manager.save()
+        with pytest.raises(rx.errors.SaveFailed, match="OSError: the disk is full") as raised:
+            call()
+        assert isinstance(raised.value.__cause__, OSError)
+    full[0] = False
+    assert manager.checkpoints == []
+    manager.save()
+    manager.close()
+    assert len(manager.checkpoints) == 1
+
+
+def test_a_program_that_ends_is_told_of_a_save_that_failed(tmp_path, run_python):
+    code = f"""
+        import replicax as rx
+        from replicax.checkpoint import _files as files
+        def fail(*args):
+            raise OSError("the disk is full")
+        files.write = fail
+        rx.CheckpointManager(rx.Checkpoint(epoch=1), {str(tmp_path)!r}).save()
+    """
+    assert "ckpt-1 was not written: OSError('the disk is full')" in run_python(code).stderr
+
+
+def test_what_was_cut_off_is_never_picked_up(tmp_path):
+    checkpoint = rx.Checkpoint(epoch=1)
+    with rx.CheckpointManager(checkpoint, tmp_path) as manager:
+        manager.save()
+    complete = tmp_path / "ckpt-1"
+    # Such as are left when the process is killed while it writes, or removes, a checkpoint.
+    for name in ("ckpt-2.orbax-checkpoint-tmp", "ckpt-0.deleted"):
+        (tmp_path / name / "manifest").mkdir(parents=True)
+    (tmp_path / "ckpt-7").mkdir()  # somebody else's
+    (tmp_path / "ckpt-9").write_text("")
+    assert manager.checkpoints == [str(complete)]
+    with rx.CheckpointManager(checkpoint, tmp_path) as other:
+        assert other.restore_or_initialize() == str(complete)
+        assert (tmp_path / "ckpt-2.orbax-checkpoint-tmp").exists()  # who only reads removes nothing
+        other.save()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ckpt-1",
+        "ckpt-2",
+        "ckpt-7",
+        "ckpt-9",
+    ]
+
+
+def test_arguments_that_mean_nothing(tmp_path):
+    checkpoint = rx.Checkpoint(epoch=1)
+    with pytest.raises(rx.errors.InvalidType, match=r"is for an `rx\.Checkpoint`"):
+        rx.CheckpointManager(tmp_path, checkpoint)  # type: ignore[arg-type]
+    with pytest.raises(rx.errors.InvalidArgument, match=r"`max_to_keep`.*got 0"):
+        rx.CheckpointManager(checkpoint, tmp_path, 0)
+    with pytest.raises(rx.errors.InvalidArgument, match="needs a `step_counter`"):
+        rx.CheckpointManager(checkpoint, tmp_path, checkpoint_interval=3)
+    with pytest.raises(rx.errors.InvalidArgument, match="no path; got 'a/b'"):
+        rx.CheckpointManager(checkpoint, tmp_path, checkpoint_name="a/b")

@@ -12,68 +12,22 @@ import numpy as np
 import optax
 import pytest
 from conftest import STRATEGIES, cpus
+from small_training import Training
 from support import components_equal, copies_equal, equal
 
 import replicax as rx
 
 
-class Training:
-    """A small program with a bit of everything."""
-
-    def __init__(self, strategy: rx.Strategy, optimizer=optax.adam, seed: float = 0.0) -> None:
-        self.strategy = strategy
-        with strategy.scope():
-            self.weight = rx.Variable(np.float32([1.0, 2.0, 3.0]) + np.float32(seed), name="weight")
-            self.bias = rx.Variable(np.float32(seed), name="bias")
-            self.seen = rx.Variable(
-                np.int32(0), synchronization="ON_READ", aggregation="SUM", trainable=False
-            )
-            self.optimizer = rx.Optimizer(optimizer(0.1))
-        rows = np.arange(24, dtype=np.float32).reshape(12, 2) / 10
-        pipeline = rx.from_tensor_slices(rows).shuffle(seed=1).batch(4).repeat(5)
-        self.iterator = iter(strategy.experimental_distribute_dataset(pipeline))
-        self.checkpoint = rx.Checkpoint(
-            nest={"weight": self.weight, "others": [self.bias, (self.seen,)]},
-            optimizer=self.optimizer,
-            data=self.iterator,
-            epoch=0,
-        )
-
-    def step(self) -> None:
-        def replica(rows):
-            def loss():
-                return jnp.sum((rows @ self.weight[:2] + self.bias * self.weight[2] - 1.0) ** 2) / 4
-
-            gradients = rx.grad(loss, [self.weight, self.bias])()
-            self.optimizer.apply_gradients(zip(gradients, [self.weight, self.bias], strict=True))
-            self.seen.assign_add(jnp.int32(rows.shape[0]))
-
-        self.strategy.run(replica, args=(next(self.iterator),))
-        self.checkpoint.epoch = self.iterator.get_state()["steps"] // 3
-
-    def state(self) -> list:
-        return [
-            self.weight.numpy().tolist(),
-            self.bias.numpy().tolist(),
-            self.seen.numpy().tolist(),
-            self.iterator.get_state(),
-            self.checkpoint.epoch,
-            int(self.optimizer.iterations),
-        ]
-
-
 def saved(tmp_path, strategy, steps: int = 4) -> tuple[Training, str]:
     training = Training(strategy)
-    for _ in range(steps):
-        training.step()
+    training.steps(steps)
     return training, training.checkpoint.save(tmp_path / "model")
 
 
 def test_a_run_goes_on_exactly_where_it_was_saved(strategy, tmp_path):
     training, path = saved(tmp_path, strategy)
     before = training.state()
-    for _ in range(3):
-        training.step()
+    training.steps(3)
     expected = training.state()
 
     resumed = Training(strategy, seed=7.0)
@@ -85,8 +39,7 @@ def test_a_run_goes_on_exactly_where_it_was_saved(strategy, tmp_path):
         "optimizer/slots/[0].mu/nest/weight",
     ]
     assert (report.missing, report.unused) == ((), ())
-    for _ in range(3):
-        resumed.step()
+    resumed.steps(3)
     assert resumed.state() == expected
     assert report.deferred == ()
     report.assert_consumed()
@@ -94,19 +47,17 @@ def test_a_run_goes_on_exactly_where_it_was_saved(strategy, tmp_path):
     # Into objects that are further on, in place.
     training.checkpoint.restore(path).assert_consumed()
     assert training.state() == before
-    for _ in range(3):
-        training.step()
+    training.steps(3)
     assert training.state() == expected
     for each in (training, resumed):
         each.iterator.close()
 
 
 @pytest.fixture(scope="module")
-def of_two(tmp_path_factory) -> tuple[str, list]:
+def of_two(tmp_path_factory) -> tuple[str, dict]:
     """A checkpoint saved by two replicas, and what came after three further steps."""
     training, path = saved(tmp_path_factory.mktemp("two"), rx.MirroredStrategy(cpus(2)))
-    for _ in range(3):
-        training.step()
+    training.steps(3)
     training.iterator.close()
     return path, training.state()
 
@@ -117,13 +68,9 @@ def test_a_run_goes_on_under_other_strategies(name, of_two):
     strategy = STRATEGIES[name]()
     training = Training(strategy, seed=3.0)
     training.checkpoint.restore(path)
-    for _ in range(3):
-        training.step()
-    for ours, theirs in zip(training.state(), expected, strict=True):
-        if isinstance(ours, dict):
-            assert ours == theirs
-        else:
-            equal(ours, theirs, 1e-5)
+    training.steps(3)
+    for name, value in training.state().items():
+        equal(value, expected[name], 1e-5)
     training.iterator.close()
 
 
@@ -262,8 +209,8 @@ def test_slots_that_are_not_made_yet_are_saved_again(tmp_path, two):
     again = idle.checkpoint.save(tmp_path / "again")
     resumed = Training(two)
     resumed.checkpoint.restore(again)
-    training.step()
-    resumed.step()
+    training.steps(1)
+    resumed.steps(1)
     assert resumed.state() == training.state()
     for each in (training, resumed, idle):
         each.iterator.close()
@@ -275,7 +222,7 @@ def test_another_optimizer_is_told_by_the_report(tmp_path, two):
     report = other.checkpoint.restore(path)
     with pytest.raises(rx.errors.CheckpointMismatch, match=r"Not made yet are 'optimizer/slots"):
         report.assert_consumed()
-    other.step()
+    other.steps(1)
     assert any("mu" in name for name in report.unused)
     assert any("trace" in name for name in report.missing)
     with pytest.raises(rx.errors.CheckpointMismatch, match=r"It lacks 'optimizer/slots/.*trace"):

@@ -153,6 +153,18 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path, 
     assert len(manager.checkpoints) == 1
 
 
+def test_a_program_that_ends_waits_for_what_is_written(tmp_path, run_python):
+    code = f"""
+        import numpy as np, replicax as rx
+        checkpoint = rx.Checkpoint(array=np.ones(1_000_000))
+        manager = rx.CheckpointManager(checkpoint, {str(tmp_path)!r})
+        manager.save()
+        print(manager.latest)
+    """
+    assert run_python(code).stdout.strip() == "None"
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt-1"]
+
+
 def test_a_program_that_ends_is_told_of_a_save_that_failed(tmp_path, run_python):
     code = f"""
         import replicax as rx

@@ -20,9 +20,14 @@ _DELETED = ".deleted"
 _MANIFEST, _ARRAYS = "manifest", "arrays"
 
 
+def load() -> None:
+    """Imports Orbax, which takes 0.5 s, and is not possible any more when a program ends."""
+    import orbax.checkpoint  # noqa: F401  here, because importing replicax should not take that
+
+
 def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> None:
     """Writes a checkpoint that is not there at all until it is there as a whole."""
-    import orbax.checkpoint as ocp  # here, because importing replicax should not take its 0.5 s
+    import orbax.checkpoint as ocp
 
     manifest = manifest.with_checksums(arrays)
     items: dict[str, Any] = {_MANIFEST: ocp.args.JsonSave(manifest.to_json())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import sys
 import threading
@@ -98,6 +99,17 @@ class Saving:
 _BUSY, _DONE = "busy", "done"
 
 
+_threads: set[threading.Thread] = set()
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    """A program that ends waits for what it is about to write."""
+    # `atexit` comes later, when Python has closed the pools of threads that Orbax uses.
+    register = threading._register_atexit  # pyright: ignore[reportAttributeAccessIssue]
+    register(lambda: [thread.join() for thread in list(_threads)])
+
+
 @final
 class Writing:
     """A thread that writes a checkpoint."""
@@ -105,8 +117,10 @@ class Writing:
     def __init__(self, path: Path, write: Callable[[], None]) -> None:
         self._path = path
         self._error: BaseException | None = None
-        # No daemon: a program that ends waits for it.
         self._thread = threading.Thread(target=self._run, args=(write,), name="replicax-checkpoint")
+        files.load()
+        _wait_at_exit()
+        _threads.add(self._thread)
         self._thread.start()
 
     def _run(self, write: Callable[[], None]) -> None:
@@ -115,6 +129,8 @@ class Writing:
         except BaseException as error:
             self._error = error
             atexit.register(self._complain)
+        finally:
+            _threads.discard(self._thread)
 
     def news(self, seconds: float | None) -> Any:
         """How it stands, at the latest after so many seconds."""

@@ -1,0 +1,152 @@
+"""What two workers do with checkpoints for test_checkpoint.py, in one pair of processes.
+
+Called with a directory that both see, in which there is a checkpoint of a process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from scenarios import message_of
+from small_training import Training
+
+import replicax as rx
+from replicax.checkpoint import _files as files
+
+
+def going_on(strategy, directory):
+    """Saved by two workers in the middle of the second epoch; the test goes on from there too."""
+    training = Training(strategy, compiled=True)
+    with rx.CheckpointManager(training.checkpoint, directory / "shared", max_to_keep=1) as manager:
+        training.steps(2)
+        manager.save()
+        training.steps(2)
+        path = manager.save()
+        training.steps(4)
+    expected = training.state()
+    again = Training(strategy, compiled=True)
+    manager = rx.CheckpointManager(again.checkpoint, directory / "shared")
+    restored = manager.restore_or_initialize()
+    again.steps(4)
+    return {
+        "same path": restored == path,
+        "kept": [Path(each).name for each in manager.checkpoints],
+        "expected": expected,
+        "again": again.state(),
+    }
+
+
+def from_one_process(strategy, directory):
+    training = Training(strategy, compiled=True)
+    training.checkpoint.restore(directory / "alone" / "ckpt-1")
+    training.steps(4)
+    return training.state()
+
+
+def paths_of_their_own(strategy, directory, worker):
+    """As TensorFlow's tutorials have it: all save, and only what the first has saved is kept."""
+    value = rx.Variable(7.0)
+    own = directory if worker == 0 else Path(tempfile.mkdtemp())
+    path = rx.Checkpoint(value=value).save(own / "own")
+    there = Path(path).is_dir()
+    if worker != 0:
+        shutil.rmtree(own)
+    value.assign(0.0)
+    rx.Checkpoint(value=value).restore(directory / "own-1")
+    return {"there": there, "value": float(value), "name": Path(path).name}
+
+
+def positions_of_their_own(strategy, directory):
+    """Each worker reads other data, and is at another place of it."""
+
+    def dataset_fn(context):
+        rows = 3 + 2 * context.input_pipeline_id
+        return [np.float32([i + 100 * context.input_pipeline_id]) for i in range(rows)]
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn)
+    iterator = iter(dataset)
+    for _ in range(4):
+        next(iterator)
+    path = rx.Checkpoint(data=iterator).save(directory / "positions")
+    iterator.close()
+    other = rx.Checkpoint(data=iter(dataset))
+    other.restore(path)
+    return [np.asarray(strategy.gather(element, axis=0)).tolist() for element in other.data]
+
+
+def arrays_over_both(strategy, directory):
+    """An array of which each worker has a half."""
+    sharding = NamedSharding(strategy.topology.mesh, PartitionSpec("replica"))
+    whole = np.arange(8, dtype=np.float32)
+
+    def make(factor):
+        return jax.make_array_from_callback((8,), sharding, lambda index: factor * whole[index])
+
+    path = rx.Checkpoint(array=make(1)).save(directory / "divided")
+    checkpoint = rx.Checkpoint(array=make(0))
+    checkpoint.restore(path)
+    assert checkpoint.array.sharding == sharding
+    return np.asarray(checkpoint.array.addressable_data(0)).tolist()
+
+
+def contents_that_differ(strategy, directory, worker):
+    checkpoint = rx.Checkpoint(value=np.zeros(2 + worker))
+    return message_of(
+        rx.errors.CollectiveMismatch, lambda: checkpoint.save(directory / "different")
+    )
+
+
+def one_cannot_write(strategy, directory, worker):
+    """In the background; both are told by their next call."""
+    write = files.write
+
+    def fail(*args):
+        raise OSError("the disk is full")
+
+    files.write = fail
+    manager = rx.CheckpointManager(rx.Checkpoint(steps=1), directory / "full")
+    manager.save()
+    told = message_of(rx.errors.SaveFailed, manager.save)
+    files.write = write
+    manager.save()
+    manager.close()
+    return {"told": told, "afterwards": [Path(path).name for path in manager.checkpoints]}
+
+
+def one_cannot_read(strategy, directory, worker):
+    with strategy.scope():
+        value = rx.Variable(5.0)
+    checkpoint = rx.Checkpoint(value=value)
+    path = Path(checkpoint.save(directory / "unread"))
+    value.assign(6.0)
+    kind = rx.errors.CheckpointNotFound if worker == 1 else rx.errors.CheckpointError
+    wrong = path if worker == 0 else path / "elsewhere"
+    message = message_of(kind, lambda: checkpoint.restore(wrong))
+    return {"message": message, "value": float(value.numpy())}
+
+
+def main(directory: Path) -> None:
+    strategy = rx.MultiWorkerMirroredStrategy()
+    worker = strategy.cluster_resolver.task_id
+    results = {
+        "going on": going_on(strategy, directory),
+        "from one process": from_one_process(strategy, directory),
+        "own paths": paths_of_their_own(strategy, directory, worker),
+        "own positions": positions_of_their_own(strategy, directory),
+        "divided": arrays_over_both(strategy, directory),
+        "different": contents_that_differ(strategy, directory, worker),
+        "unwritten": one_cannot_write(strategy, directory, worker),
+        "unread": one_cannot_read(strategy, directory, worker),
+    }
+    print("RESULTS", json.dumps(results), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -14,6 +14,8 @@ import pytest
 
 # Where libtpu is installed, every process would look for a TPU first, and lock the others out.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Before anybody imports Keras, which TensorFlow does by itself.
+os.environ["KERAS_BACKEND"] = "jax"
 
 import replicax as rx
 from replicax import _context

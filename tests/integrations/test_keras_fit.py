@@ -1,0 +1,40 @@
+"""`fit`, `evaluate` and `predict` under a strategy equal those of plain Keras on one device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import STRATEGIES
+from keras_models import CASES, life, plain
+
+# Keras 3.15 converts its variables in a way that NumPy 2 warns of, for callbacks that ask for them.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+# Sums over the rows of a batch are made in another order; float32 has 7 digits.
+TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+MIXED = {"rtol": 0.03, "atol": 0.03}  # bfloat16 has 2 or 3
+
+
+def require_equal(name, results):
+    tolerance = MIXED if CASES[name].policy == "mixed_bfloat16" else TOLERANCE
+    expected = plain(name)
+    assert list(results) == list(expected)
+    for what, value in results.items():
+        np.testing.assert_allclose(
+            value.astype(np.float64), expected[what].astype(np.float64), err_msg=what, **tolerance
+        )
+
+
+def test_every_strategy_equals_one_device(strategy):
+    require_equal("dense", life(CASES["dense"], strategy))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "dense"])
+def test_every_kind_of_model_equals_one_device(name, strategy_of_three):
+    require_equal(name, life(CASES[name], strategy_of_three))
+
+
+@pytest.fixture(params=[name for name in ("mirrored 3", "workers") if name in STRATEGIES])
+def strategy_of_three(request):
+    """Three replicas, which no batch divides by, or those of all workers."""
+    return STRATEGIES[request.param]()

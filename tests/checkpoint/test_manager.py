@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -210,3 +213,20 @@ def test_arguments_that_mean_nothing(tmp_path):
         rx.CheckpointManager(checkpoint, tmp_path, checkpoint_interval=3)
     with pytest.raises(rx.errors.InvalidArgument, match="no path; got 'a/b'"):
         rx.CheckpointManager(checkpoint, tmp_path, checkpoint_name="a/b")
+
+
+def test_a_save_that_is_cut_off_at_any_moment_is_complete_or_not_there(tmp_path):
+    program = Path(__file__).with_name("every_moment.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    # The old one, until its last step makes the new one complete.
+    last = seen["moments"].index("os.rename /ckpt-2.orbax-checkpoint-tmp") + 1
+    assert seen["found"] == [1] * last + [2] * (len(seen["found"]) - last)
+    assert 20 < last < len(seen["found"])

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pipelines import TENSORFLOW  # noqa: F401  Keras imports it in `fit`, if it is there
 
 import replicax as rx
-from pipelines import TENSORFLOW  # noqa: F401  Keras imports it in `fit`, if it is there
 
 keras = pytest.importorskip("keras", reason="Keras is not installed: pip install replicax[keras]")
 layers = keras.layers

@@ -6,6 +6,7 @@ is killed in this moment.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -36,7 +37,8 @@ class Photographer:
         touched = arguments and str(self._directory) in str(arguments[0])
         if self._active and event.startswith(TOUCHING) and touched:
             self._active = False
-            shutil.copytree(self._directory, self._album / str(len(self.moments)))
+            with contextlib.suppress(shutil.Error):  # a file that another thread has just removed
+                shutil.copytree(self._directory, self._album / str(len(self.moments)))
             self.moments.append(f"{event} {str(arguments[0]).removeprefix(str(self._directory))}")
             self._active = True
 

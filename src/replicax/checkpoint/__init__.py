@@ -1,7 +1,7 @@
 """Checkpoints: what they hold of objects, how they are saved and restored, who keeps which."""
 
 from replicax.checkpoint._checkpoint import Checkpoint
-from replicax.checkpoint._inventory import part_of
+from replicax.checkpoint._inventory import part_of, placed
 from replicax.checkpoint._manager import CheckpointManager
 from replicax.checkpoint._parts import (
     ArrayPart,
@@ -27,5 +27,6 @@ __all__ = [
     "TakenApart",
     "ValuePart",
     "part_of",
+    "placed",
     "register",
 ]

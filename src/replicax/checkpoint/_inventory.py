@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol, final, runtime_checkable
 
 import jax
 import numpy as np
 
+from replicax.checkpoint._manifest import ArrayFacts
 from replicax.checkpoint._parts import (
     ArrayPart,
     Deferred,
@@ -43,11 +44,12 @@ class Inventory:
     """
 
     def __init__(self, objects: MutableMapping[str, Any]) -> None:
+        self._objects = objects
         self.arrays: dict[str, ArrayPart] = {}
         self.values: dict[str, ValuePart] = {}
         self.positions: dict[str, PositionPart] = {}
         self.deferred: dict[str, Any] = {}
-        self._waiting: dict[str, TakenApart] = {}
+        self._incomplete: dict[str, TakenApart] = {}
         self._names: dict[Variable, str] = {}
         self._nests = [_Nest(objects, name) for name in objects]
         leaves = [leaf for nest in self._nests for leaf in nest.leaves()]
@@ -60,8 +62,8 @@ class Inventory:
         for name, part in taken.parts.items():
             self._add_part(joined(key, name), part)
         self.deferred |= {joined(key, name): value for name, value in taken.deferred.items()}
-        if taken.defer is not None:
-            self._waiting[key] = taken
+        if taken.defer is not None or taken.make is not None:
+            self._incomplete[key] = taken
 
     def _add_part(self, key: str, part: Part) -> None:
         if key in self.arrays or key in self.values or key in self.positions:
@@ -82,20 +84,28 @@ class Inventory:
     def _name_of(self, variable: Variable) -> str | None:
         return self._names.get(variable)
 
+    def completed_for(self, arrays: Mapping[str, ArrayFacts]) -> Inventory:
+        """The same, when objects have made the parts that a checkpoint has something for."""
+        made = False
+        for place, taken in self._incomplete.items():
+            new = [key for key in _under(place, arrays) if key not in self.arrays]
+            if taken.make is not None and not all(arrays[key].optional for key in new):
+                taken.make(place)
+                made = True
+        return Inventory(self._objects) if made else self
+
     def waits_for(self, key: str) -> bool:
         """Whether an object can keep what is saved under `key` for a part that it will make."""
-        return any(key.startswith(f"{place}/") for place in self._waiting)
+        return any(
+            taken.defer is not None and _under(place, [key])
+            for place, taken in self._incomplete.items()
+        )
 
     def defer(self, values: Mapping[str, Any]) -> list[Deferred]:
         """Gives objects what is saved for parts that they do not have yet."""
         all_deferred = []
-        for place, taken in self._waiting.items():
-            prefix = f"{place}/"
-            own = {
-                key.removeprefix(prefix): value
-                for key, value in values.items()
-                if key.startswith(prefix)
-            }
+        for place, taken in self._incomplete.items():
+            own = {key.removeprefix(f"{place}/"): values[key] for key in _under(place, values)}
             if own and taken.defer is not None:
                 deferred = Deferred(place, own)
                 taken.defer(deferred)
@@ -142,7 +152,7 @@ class _Nest:
         if type(leaf) in (bool, int, float, str):
             return TakenApart({"": ValuePart(read, replace)})
         if isinstance(leaf, jax.Array):
-            part = ArrayPart(leaf.shape, leaf.dtype, read, lambda x: replace(_placed(leaf, x)))
+            part = ArrayPart(leaf.shape, leaf.dtype, read, lambda x: replace(placed(leaf, x)))
             return TakenApart({"": part})
         if isinstance(leaf, np.generic):
             part = ArrayPart(leaf.shape, leaf.dtype, read, lambda x: replace(x[()]))
@@ -159,6 +169,10 @@ class _Nest:
         if self._changed:
             new = jax.tree.unflatten(self._structure, self._leaves)
             self._objects[self._name] = _refilled(self._objects[self._name], new)
+
+
+def _under(place: str, keys: Iterable[str]) -> list[str]:
+    return [key for key in keys if key.startswith(f"{place}/")]
 
 
 def _is_leaf(node: Any) -> bool:
@@ -183,7 +197,7 @@ def _refilled(old: Any, new: Any) -> Any:
     return new
 
 
-def _placed(like: jax.Array, value: Any) -> jax.Array:
+def placed(like: jax.Array, value: Any) -> jax.Array:
     """`value` on the devices of another array, of which this process may have a part only."""
     if not isinstance(value, np.ndarray):
         return jax.device_put(value, like.sharding)

@@ -30,17 +30,19 @@ class ArrayFacts:
       keys: The implementation, if these are keys of random numbers. They are saved as numbers.
       checksum: Of the numbers, once they are written. The format has checksums for its own
         structure only: an array in which a byte was changed is read without complaint.
+      optional: Whether nothing is amiss if nobody wants it.
     """
 
     shape: tuple[int, ...]
     dtype: str
     keys: str | None
     checksum: int | None = None
+    optional: bool = False
 
     @classmethod
-    def of(cls, value: Any) -> ArrayFacts:
+    def of(cls, value: Any, optional: bool) -> ArrayFacts:
         keys = str(jax.random.key_impl(value)) if is_key(value) else None
-        return cls(tuple(value.shape), dtype_name(value.dtype), keys)
+        return cls(tuple(value.shape), dtype_name(value.dtype), keys, optional=optional)
 
     def value(self, numbers: np.ndarray) -> Any:
         """What was saved as these numbers."""

@@ -26,6 +26,7 @@ class ArrayPart:
       write: Puts another one in its place, of NumPy; keys of random numbers come as such.
       variable: Whose value it is. Optimizers name what they keep for a variable by its name.
       lasting: Whether the memory that `read` gives stays as it is.
+      optional: Whether it may be lacking, in a checkpoint or in the object, without a word.
     """
 
     shape: tuple[int, ...]
@@ -34,6 +35,7 @@ class ArrayPart:
     write: Callable[[Any], None]
     variable: Variable | None = None
     lasting: bool = False
+    optional: bool = False
 
 
 @final
@@ -110,11 +112,14 @@ class TakenApart:
       defer: Is given what a checkpoint has for parts that do not exist yet, and keeps it until
         they do. None if there are no such parts.
       deferred: What it was given, and has not used so far.
+      make: Makes the parts that do not exist yet, when a checkpoint has something for them; it
+        is given the name of the object, and raises `CheckpointMismatch` if that is impossible.
     """
 
     parts: Mapping[str, Part]
     defer: Callable[[Deferred], None] | None = None
     deferred: Mapping[str, Any] = field(default_factory=dict)
+    make: Callable[[str], None] | None = None
 
 
 class TakeApart(Protocol):

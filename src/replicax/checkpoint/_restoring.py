@@ -35,7 +35,7 @@ def restore(inventory: Inventory, path: Path, *, partial: bool) -> tuple[Restore
             f"The workers found different checkpoints at {path}. Give all of them the same one, in "
             "a directory that all see."
         )
-    resumed = _Resumed(inventory)
+    resumed = _Resumed(plan.inventory)
     try:
         _on_all_workers(path, lambda: resumed.set(plan.positions))
         frame = _context.current()
@@ -96,9 +96,9 @@ class _Plan:
     """What goes where; it is made without changing anything."""
 
     def __init__(self, inventory: Inventory, path: Path, partial: bool) -> None:
-        self._inventory = inventory
         self._path = path
         self.manifest = manifest = files.read_manifest(path)
+        self.inventory = inventory = inventory.completed_for(manifest.arrays)
         self._restored: list[str] = []
         self._unused: list[str] = []
         self._problems: list[str] = []
@@ -112,7 +112,7 @@ class _Plan:
         self._match(manifest.positions, inventory.positions, self._position_problem)
         saved = {*manifest.arrays, *manifest.values, *manifest.positions}
         wanted = [*inventory.arrays, *inventory.values, *inventory.positions]
-        self._missing = [key for key in wanted if key not in saved]
+        self._missing = [key for key in wanted if key not in saved and not self._optional(key)]
         if self._problems:
             shown = "; ".join(self._problems[:_SHOWN])
             raise CheckpointMismatch(
@@ -128,7 +128,7 @@ class _Plan:
         self._arrays = files.read_arrays(path, manifest, [*keys, *self._later])
 
     def carry_out(self) -> RestoreReport:
-        inventory, manifest = self._inventory, self.manifest
+        inventory, manifest = self.inventory, self.manifest
         for key in self._restored:
             if key in inventory.arrays:
                 inventory.arrays[key].write(self._arrays[key])
@@ -153,21 +153,25 @@ class _Plan:
                     self._restored.append(key)
                 else:
                     self._problems.append(f"{key!r} {found}")
-            elif key not in self._later:
+            elif key not in self._later and not self._optional(key):
                 self._unused.append(key)
 
+    def _optional(self, key: str) -> bool:
+        known = self.inventory.arrays.get(key) or self.manifest.arrays.get(key)
+        return known is not None and known.optional
+
     def _array_problem(self, key: str) -> str | None:
-        part, facts = self._inventory.arrays[key], self.manifest.arrays[key]
+        part, facts = self.inventory.arrays[key], self.manifest.arrays[key]
         now = described(part.shape, part.dtype)
         then = f"{facts.dtype}{list(facts.shape)}"
         return None if now == then else f"is {now} now and {then} in the checkpoint"
 
     def _value_problem(self, key: str) -> str | None:
-        now, then = self._inventory.values[key].read(), self.manifest.values[key]
+        now, then = self.inventory.values[key].read(), self.manifest.values[key]
         return None if _is_like(now, then) else f"is {now!r} now and {then!r} in the checkpoint"
 
     def _position_problem(self, key: str) -> str | None:
-        part, position = self._inventory.positions[key], self.manifest.positions[key]
+        part, position = self.inventory.positions[key], self.manifest.positions[key]
         workers = worker_count()
         if workers == self.manifest.workers or (part.shared and position.shared):
             return None

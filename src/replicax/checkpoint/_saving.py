@@ -171,15 +171,19 @@ def begin(
       saves: How many times it has been saved before.
       afterwards: Is called when the checkpoint is complete, in the thread that wrote it.
     """
-    values = {key: part.read() for key, part in inventory.arrays.items()} | inventory.deferred
+    parts = inventory.arrays
+    values = {key: part.read() for key, part in parts.items()} | inventory.deferred
     for value in values.values():
         if isinstance(value, jax.Array):
             value.copy_to_host_async()
     arrays = {
-        key: _on_host(value, key in inventory.deferred or inventory.arrays[key].lasting)
+        key: _on_host(value, key in inventory.deferred or parts[key].lasting)
         for key, value in values.items()
     }
-    facts = {key: ArrayFacts.of(value) for key, value in values.items()}
+    facts = {
+        key: ArrayFacts.of(value, key in parts and parts[key].optional)
+        for key, value in values.items()
+    }
     plain = {key: part.read() for key, part in inventory.values.items()}
     everyones = _agree(inventory, target, saves, facts)
     number = max(each["number"] for each in everyones)

@@ -1,0 +1,114 @@
+"""Checkpoints of Keras models, optimizers and metrics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import cpus
+from keras_models import keras, layers
+from support import equal
+
+import replicax as rx
+
+X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+Y = X[:, :2] * 2.0
+
+
+def build(seed: int) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [
+            layers.Input((4,)),
+            layers.Dense(5, activation="tanh"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.2),
+            layers.Dense(2),
+        ]
+    )
+
+
+def compiled(strategy: rx.Strategy, seed: int) -> keras.Model:
+    with strategy.scope():
+        model = build(seed)
+        model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
+    return model
+
+
+def state(model: keras.Model) -> list[np.ndarray]:
+    variables = [*model.variables, *model.optimizer.variables]
+    return [np.asarray(variable.value) for variable in variables]
+
+
+def fit(model: keras.Model) -> list[float]:
+    return model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory) -> tuple[str, list[np.ndarray], list[float], list[np.ndarray]]:
+    """A checkpoint, what is in it, and what came after it; saved while the fit went on."""
+    model = compiled(rx.MirroredStrategy(cpus(2)), 0)
+    fit(model)
+    before = state(model)
+    checkpoint = rx.Checkpoint(model=model, epoch=2)
+    with rx.CheckpointManager(checkpoint, tmp_path_factory.mktemp("fitted")) as manager:
+        path = manager.save()
+        losses = fit(model)
+    assert path is not None
+    return path, before, losses, state(model)
+
+
+def test_a_fit_goes_on_exactly(fitted, two):
+    path, before, losses, after = fitted
+    # Keras numbers the layers of further models on, which must not matter; and the optimizer of a
+    # model that was not trained has no slots.
+    model = compiled(two, 1)
+    checkpoint = rx.Checkpoint(model=model, epoch=0)
+    report = checkpoint.restore(path).assert_consumed()
+    assert checkpoint.epoch == 2
+    assert "model/sequential/dense_1/kernel" in report.restored
+    for ours, theirs in zip(state(model), before, strict=True):
+        equal(ours, theirs, 0)
+    assert fit(model) == losses
+    for ours, theirs in zip(state(model), after, strict=True):
+        equal(ours, theirs, 0)
+
+
+def test_a_fit_goes_on_with_another_number_of_replicas(fitted):
+    path, _, losses, _ = fitted
+    model = compiled(rx.MirroredStrategy(cpus(4)), 1)
+    rx.Checkpoint(model=model).restore(path)
+    equal(fit(model), losses, 1e-4)
+
+
+def test_parts_of_a_custom_loop(tmp_path, two):
+    def make(seed):
+        with two.scope():
+            model = build(seed)
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            optimizer.build(model.trainable_variables)
+            loss = keras.metrics.Mean()
+            free = keras.Variable(float(seed))
+        return rx.Checkpoint(parts=[model, optimizer], loss=loss, free=free)
+
+    checkpoint = make(1)
+    checkpoint.loss.update_state(3.0)
+    checkpoint.parts[1].apply([v.value + 1.0 for v in checkpoint.parts[0].trainable_variables])
+    path = checkpoint.save(tmp_path / "model")
+    other = make(2)
+    other.restore(path).assert_consumed()
+    assert (float(other.loss.result()), float(other.free)) == (3.0, 1.0)
+    for ours, theirs in zip(other.parts[1].variables, checkpoint.parts[1].variables, strict=True):
+        equal(ours.value, theirs.value, 0)
+
+
+def test_what_is_not_built_says_what_to_do(tmp_path):
+    model = build(0)
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    path = rx.Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "model")
+    checkpoint = rx.Checkpoint(model=model, optimizer=keras.optimizers.Adam())
+    with pytest.raises(rx.errors.CheckpointMismatch, match=r"'optimizer' has no slots yet.*build"):
+        checkpoint.restore(path)
+    unbuilt = keras.Sequential([layers.Dense(5)])
+    with pytest.raises(rx.errors.CheckpointMismatch, match=r"'model' has no variables yet.*build"):
+        rx.Checkpoint(model=unbuilt).restore(path)

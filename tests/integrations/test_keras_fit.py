@@ -7,6 +7,8 @@ import pytest
 from conftest import STRATEGIES
 from keras_models import CASES, life, plain
 
+import replicax as rx
+
 # Keras 3.15 converts its variables in a way that NumPy 2 warns of, for callbacks that ask for them.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -25,16 +27,21 @@ def require_equal(name, results):
         )
 
 
-def test_every_strategy_equals_one_device(strategy):
-    require_equal("dense", life(CASES["dense"], strategy))
+AMONG_WORKERS = ["dense", "a partial batch", "convolution", "dropout"]
+
+
+@pytest.mark.parametrize("name", AMONG_WORKERS if "workers" in STRATEGIES else ["dense"])
+def test_every_strategy_equals_one_device(name, strategy):
+    require_equal(name, life(CASES[name], strategy))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "dense"])
-def test_every_kind_of_model_equals_one_device(name, strategy_of_three):
-    require_equal(name, life(CASES[name], strategy_of_three))
+def test_every_kind_of_model_equals_one_device(name):
+    three = rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])  # which no batch divides by
+    require_equal(name, life(CASES[name], three))
 
 
-@pytest.fixture(params=[name for name in ("mirrored 3", "workers") if name in STRATEGIES])
-def strategy_of_three(request):
-    """Three replicas, which no batch divides by, or those of all workers."""
-    return STRATEGIES[request.param]()
+def test_tpus(monkeypatch):
+    resolver = rx.cluster_resolver.TPUClusterResolver(tpu="local")
+    rx.tpu.experimental.initialize_tpu_system(resolver)
+    require_equal("dense", life(CASES["dense"], rx.TPUStrategy(resolver)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
+from conftest import STRATEGIES
 from keras_models import BATCH, LABELS, ROWS, TABLE, dense, keras
 from pipelines import TENSORFLOW, TORCH, require
 
@@ -110,6 +112,28 @@ def test_uneven_elements_of_a_distributed_dataset_count_once(three):
     both = model.evaluate(TABLE[:10], LABELS[:10], batch_size=10, verbose=0)
     np.testing.assert_allclose([loss, accuracy], both, rtol=1e-6)
     assert model.predict(dataset, verbose=0).shape == (10, 3)
+
+
+@pytest.fixture(params=[name for name in ("mirrored 2", "workers") if name in STRATEGIES])
+def strategy(request):
+    return STRATEGIES[request.param]()
+
+
+def test_workers_share_a_dataset_and_have_the_same_of_everything_else(strategy):
+    model = compiled(strategy)
+    by_rows = rx.InputOptions(auto_shard_policy="DATA")
+    dataset = strategy.experimental_distribute_dataset(grain_rows(), by_rows)
+    shared = model.fit(dataset, verbose=0).history
+    # With other numbers drawn on every worker, all take the order of the first.
+    alike = compiled(strategy)
+    np.random.seed(jax.process_index())
+    shuffled = alike.fit(TABLE, LABELS, batch_size=ROWS, verbose=0).history
+    plain = compiled(rx.get_strategy())
+    expected = plain.fit(TABLE, LABELS, batch_size=BATCH, shuffle=False, verbose=0).history
+    assert shared["loss"] == pytest.approx(expected["loss"])
+    whole = compiled(rx.get_strategy())
+    expected = whole.fit(TABLE, LABELS, batch_size=ROWS, verbose=0).history
+    assert shuffled["loss"] == pytest.approx(expected["loss"])
 
 
 def test_on_batch_methods(three):

@@ -56,7 +56,8 @@ def test_a_loop_equals_one_device(strategy, execution):
         model, optimizer, accuracy = build()
         model.build((None, 5))
     step = step_of(model, optimizer, accuracy)
-    batches = strategy.experimental_distribute_dataset([(X, Y)] * 2)
+    by_rows = rx.InputOptions(auto_shard_policy="DATA")
+    batches = strategy.experimental_distribute_dataset([(X, Y)] * 2, by_rows)
     losses, results = [], []
     for batch in batches:
         loss, result = strategy.run(step, args=batch)

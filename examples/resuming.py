@@ -2,13 +2,12 @@
 
     python examples/resuming.py
 
-The state of the iterator, saved together with the variables, says which rows have been seen.
-Another process, with another number of replicas, sees the others, each once.
+A checkpoint holds the variables, the optimizer, and which rows have been seen. Another process,
+with another number of replicas, sees the others, each once.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def train(replicas: int, directory: Path, *, interrupt_after: int | None = None)
     iterator = iter(strategy.experimental_distribute_dataset(pipeline))
     with strategy.scope():
         weights = rx.Variable(np.zeros(3, np.float32))
-        optimizer = rx.Optimizer(optax.sgd(0.05))
+        optimizer = rx.Optimizer(optax.adam(0.1))
 
     def replica_step(x, y):
         def loss_fn():
@@ -44,19 +43,22 @@ def train(replicas: int, directory: Path, *, interrupt_after: int | None = None)
     def train_step(iterator):
         strategy.run(replica_step, args=next(iterator))
 
-    saved = directory / "saved.json"
-    if saved.exists():
-        state = json.loads(saved.read_text())
-        weights.assign(np.float32(state["weights"]))
-        iterator.set_state(state["iterator"])
-        print(f"Going on after step {state['iterator']['steps']} on {replicas} replicas.")
-
-    while (state := iterator.get_state())["steps"] != interrupt_after:
-        saved.write_text(json.dumps({"weights": weights.numpy().tolist(), "iterator": state}))
-        try:
-            train_step(iterator)
-        except StopIteration:
-            return weights.numpy()
+    checkpoint = rx.Checkpoint(weights=weights, optimizer=optimizer, data=iterator)
+    with rx.CheckpointManager(
+        checkpoint,
+        directory,
+        max_to_keep=1,
+        step_counter=optimizer.iterations,
+        checkpoint_interval=4,
+    ) as manager:
+        if manager.restore_or_initialize():
+            print(f"Going on after step {int(optimizer.iterations)} on {replicas} replicas.")
+        while int(optimizer.iterations) != interrupt_after:
+            try:
+                train_step(iterator)
+            except StopIteration:
+                return weights.numpy()
+            manager.save()
     print(f"Interrupted after step {interrupt_after} on {replicas} replicas.")
     iterator.close()
     return weights.numpy()
@@ -67,7 +69,7 @@ def main() -> tuple[np.ndarray, np.ndarray]:
     with tempfile.TemporaryDirectory() as directory:
         undisturbed = train(2, Path(directory))
     with tempfile.TemporaryDirectory() as directory:
-        train(2, Path(directory), interrupt_after=17)
+        train(2, Path(directory), interrupt_after=19)
         resumed = train(4, Path(directory))
     print(f"Undisturbed:            {undisturbed}")
     print(f"Interrupted, continued: {resumed}")

@@ -45,7 +45,7 @@ def test_resuming(capsys):
     undisturbed, resumed = main()
     equal(resumed, undisturbed, 1e-5)
     equal(undisturbed, [1.0, -2.0, 0.5], 0.1)
-    assert "Going on after step 16 on 4 replicas" in capsys.readouterr().out
+    assert "Going on after step 17 on 4 replicas" in capsys.readouterr().out
 
 
 def test_loss_scaling():

@@ -24,7 +24,7 @@ from replicax.checkpoint._manifest import ArrayFacts, Manifest, Position, is_key
 from replicax.errors import CollectiveMismatch, InvalidArgument, InvalidType, SaveFailed
 
 # What workers tell each other of their iterators goes through the connection for control.
-_LONGEST_STATE = 1_000_000  # characters of JSON
+_LONGEST_STATES = 8_000_000  # characters of JSON, of all workers
 
 
 def meet(label: str, value: Any = None) -> list[Any]:
@@ -227,7 +227,10 @@ def _agree(
     failure = None
     positions: dict[str, Any] = {}
     try:
-        positions = {key: _expressed(key, p.read()) for key, p in inventory.positions.items()}
+        positions = {
+            key: None if part.shared and this_worker() else _expressed(key, part.read())
+            for key, part in inventory.positions.items()
+        }
     except Exception as error:
         failure = error
     everyones = meet(
@@ -274,10 +277,11 @@ def _expressed(key: str, state: Any) -> Any:
             "Give the checkpoint something whose `get_state` returns dicts, lists, numbers and "
             "words."
         ) from error
-    if len(text) > _LONGEST_STATE:
+    limit = _LONGEST_STATES // worker_count()
+    if len(text) > limit:
         raise InvalidArgument(
             f"The state of {key!r} is too large for a checkpoint: it takes {len(text)} characters "
-            f"of JSON, and at most {_LONGEST_STATE} are possible. Save it separately."
+            f"of JSON, and at most {limit} are possible. Save it separately."
         )
     return json.loads(text)
 

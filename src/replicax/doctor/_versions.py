@@ -7,14 +7,13 @@ from importlib import metadata
 
 from replicax.doctor._check import Check, ok, problem
 
-_NEEDED = ("replicax", "jax", "jaxlib", "optax", "grain")
+_NEEDED = ("replicax", "jax", "jaxlib", "optax", "grain", "orbax-checkpoint")
 # What is imported, and the distributions that it may come from.
 _OPTIONAL = {
     "keras": ("keras",),
     "flax": ("flax",),
     "tensorflow": ("tensorflow", "tensorflow-cpu"),
     "torch": ("torch",),
-    "orbax-checkpoint": ("orbax-checkpoint",),
     "kubernetes": ("kubernetes",),
 }
 

@@ -1,15 +1,15 @@
 """Other libraries whose variables take part: each has a bridge, loaded once the library is.
 
-Nothing here imports these libraries. A bridge is asked in three places: when a scope is entered or
-left, around every function that replicas run or that is traced or differentiated, and for the
-variable that stands for one of its library's.
+Nothing here imports these libraries. A bridge is asked in four places: when a scope is entered or
+left, around every function that replicas run or that is traced or differentiated, for the variable
+that stands for one of its library's, and for what a compiled program depends on.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -36,11 +36,27 @@ class Bridge(Protocol):
         ...
 
     def away(self) -> AbstractContextManager[Any]:
-        """For as long as an eager replica waits: others run meanwhile, with the same objects."""
+        """For as long as others run, with the same objects.
+
+        That is while an eager replica waits and, in a program, while the replicas run.
+        """
         ...
 
     def variable(self, value: Any) -> Variable | None:
         """The variable that stands for `value`, if that is a variable of the library."""
+        ...
+
+    def fingerprint(
+        self, fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]
+    ) -> Hashable:
+        """What a program of `fn`, for arguments with these leaves, depends on besides arrays.
+
+        It is asked before every call of a compiled function. `memory` is that function's.
+        """
+        ...
+
+    def examine(self, constants: Sequence[Any], variables: Sequence[Variable]) -> None:
+        """Looks at the constants of a program that uses these variables; refuses wrong ones."""
         ...
 
 
@@ -53,6 +69,11 @@ def _loaded() -> list[Bridge]:
             if library in sys.modules and library not in _bridges:
                 _bridges[library] = importlib.import_module(module).bridge()
     return list(_bridges.values())
+
+
+def load() -> None:
+    """Loads the bridges of the libraries that are there: before arguments are taken apart."""
+    _loaded()
 
 
 def follow() -> None:
@@ -71,7 +92,7 @@ def surrounded(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def away() -> AbstractContextManager[Any]:
-    """While an eager replica waits for the others, who use the same objects."""
+    """While others run, who use the same objects."""
     bridges = _loaded()
     if not bridges:
         return nullcontext()
@@ -88,6 +109,19 @@ def variable_of(value: Any) -> Any:
         if found is not None:
             return found
     return value
+
+
+def fingerprint(
+    fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]
+) -> tuple[Hashable, ...]:
+    """What a program of `fn` depends on, of what belongs to other libraries."""
+    return tuple([bridge.fingerprint(fn, leaves, memory) for bridge in _loaded()])
+
+
+def examine(constants: Sequence[Any], variables: Sequence[Variable]) -> None:
+    """Refuses constants of a program that are variables which nobody has found."""
+    for bridge in _loaded():
+        bridge.examine(constants, variables)
 
 
 @final

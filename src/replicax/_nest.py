@@ -20,20 +20,42 @@ class Whole:
     __slots__ = ()
 
 
+# Classes of other libraries whose objects have an identity, and are pytrees as well. Functions get
+# them, and return them, as they are; where arrays are combined, they are nests like others.
+_handed_whole: tuple[type, ...] = ()
+
+
+def hand_whole(kind: type) -> None:
+    """Has objects of a class stay in one piece where they are handed to a function, or back."""
+    global _handed_whole
+    _handed_whole = (*_handed_whole, kind)
+
+
+def is_handed_whole(value: Any) -> bool:
+    return isinstance(value, _handed_whole)
+
+
 def _is_whole(node: Any) -> bool:
     return isinstance(node, Whole)
 
 
-def flatten(nest: Nest) -> tuple[list[Any], Any]:
-    return jax.tree.flatten(nest, is_leaf=_is_whole)
+def _is_one(node: Any) -> bool:
+    return isinstance(node, (Whole, _handed_whole))
 
 
-def leaves(nest: Nest) -> list[Any]:
-    return jax.tree.leaves(nest, is_leaf=_is_whole)
+def flatten(nest: Nest, *, handed: bool = False) -> tuple[list[Any], Any]:
+    """The leaves; of what is `handed` to a function, or back, objects stay what they are."""
+    return jax.tree.flatten(nest, is_leaf=_is_one if handed else _is_whole)
 
 
-def transform(function: Callable[..., Any], nest: Nest, *others: Nest) -> Nest:
-    return jax.tree.map(function, nest, *others, is_leaf=_is_whole)
+def leaves(nest: Nest, *, handed: bool = False) -> list[Any]:
+    return jax.tree.leaves(nest, is_leaf=_is_one if handed else _is_whole)
+
+
+def transform(
+    function: Callable[..., Any], nest: Nest, *others: Nest, handed: bool = False
+) -> Nest:
+    return jax.tree.map(function, nest, *others, is_leaf=_is_one if handed else _is_whole)
 
 
 def is_leaf(value: Any) -> bool:

@@ -54,6 +54,11 @@ class ProgramLike(Protocol):
         ...
 
     @property
+    def finding(self) -> bool:
+        """Whether this is the first pass, which finds the variables."""
+        ...
+
+    @property
     def executor(self) -> Executor:
         """How a function runs on the replicas from here."""
         ...
@@ -88,6 +93,9 @@ class Replica(Protocol):
     def local_index(self) -> int:
         """Which of this process's replicas it is."""
         ...
+
+    @property
+    def replica_id_in_sync_group(self) -> int | jax.Array: ...
 
     @property
     def num_replicas_in_sync(self) -> int: ...

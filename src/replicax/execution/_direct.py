@@ -58,5 +58,7 @@ class DirectExecutor(Executor, Merger):
 def _unwrapped(nest: Nest) -> Nest:
     """Distributed values as their one component; arrays stay where they are."""
     return _nest.transform(
-        lambda leaf: leaf.component(0) if isinstance(leaf, DistributedValues) else leaf, nest
+        lambda leaf: leaf.component(0) if isinstance(leaf, DistributedValues) else leaf,
+        nest,
+        handed=True,
     )

@@ -64,7 +64,8 @@ class EagerExecutor(Executor):
         if not frame.uneven:
             self._hint(fn)
         with all_or_nothing(frame) as frame:
-            return regroup(_Round(strategy, frame, fn, args, kwargs).play(), strategy.topology)
+            results = _Round(strategy, frame, fn, args, kwargs).play()
+            return regroup(results, strategy.topology, handed=True)
 
     def _hint(self, fn: Callable[..., Any]) -> None:
         """Says once that there is a faster way, for a function that is run again and again."""
@@ -135,7 +136,8 @@ class _Round(Merger):
     ) -> None:
         self._strategy = strategy
         self._frame = frame
-        self._fn, self._args, self._kwargs = fn, args, kwargs
+        # Here, because a bridge may want to know what its library is set to in this thread.
+        self._fn, self._args, self._kwargs = _bridges.surrounded(fn), args, kwargs
         self._players = [_Player() for _ in strategy.topology.local_replicas]
         self._released = False
         self._failure: BaseException | None = None
@@ -245,9 +247,9 @@ class _Round(Merger):
         player.trace_state = get_opaque_trace_state()
         try:
             with _context.entered(frame), jax.default_device(devices[0]):
-                args = select(tuple(self._args), index, topology)
-                kwargs = select(dict(self._kwargs), index, topology)
-                player.result = _bridges.surrounded(self._fn)(*args, **kwargs)
+                args = select(tuple(self._args), index, topology, handed=True)
+                kwargs = select(dict(self._kwargs), index, topology, handed=True)
+                player.result = self._fn(*args, **kwargs)
             player.phase = _Phase.RETURNED
         except BaseException as error:
             player.error, player.phase = error, _Phase.FAILED

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
-from replicax import _context, _nest
+from replicax import _bridges, _context, _nest
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType, PerformanceHint
@@ -86,6 +86,7 @@ class Function:
         self._warned = False
         self._uneven_calls = 0
         self._last_signature: Signature | None = None
+        self._memory: dict[Any, Any] = {}  # of the bridges to other libraries
 
     @property
     def tracing_count(self) -> int:
@@ -129,7 +130,7 @@ class Function:
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The program for these arguments, one stage before `lower`: `.jaxpr` shows it."""
-        signature, arrays = signature_of(None, _context.current(), args, kwargs)
+        signature, arrays = self._signature(None, _context.current(), args, kwargs)
         program, arrays = self._program(signature, arrays, take=False)
         if isinstance(program, _AsPython):
             raise InvalidArgument(
@@ -143,7 +144,7 @@ class Function:
     ) -> Any:
         if self.input_signature is not None:
             args = self._conform(args, kwargs)
-        signature, arrays = signature_of(strategy, frame, args, kwargs)
+        signature, arrays = self._signature(strategy, frame, args, kwargs)
         if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
             raise InvalidType(
                 f"`{self.__name__}` was called with a `jax.ShapeDtypeStruct`, which has no "
@@ -163,6 +164,12 @@ class Function:
             if strategy is None:
                 return self.python_function(*args, **kwargs)
             return strategy.run(self.python_function, args, kwargs)
+
+    def _signature(
+        self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
+    ) -> tuple[Signature | None, list[Any]]:
+        _bridges.load()
+        return signature_of(strategy, frame, self.python_function, args, kwargs, self._memory)
 
     def _program(
         self, signature: Signature | None, arrays: list[Any], *, take: bool = True
@@ -233,7 +240,7 @@ class Function:
         """The arguments, checked against the input signature; numbers as the arrays it asks for."""
         assert self.input_signature is not None
         wanted, structure = jax.tree.flatten(self.input_signature)
-        given, given_structure = _nest.flatten(args)
+        given, given_structure = _nest.flatten(args, handed=True)
         if kwargs or given_structure != structure:
             raise InvalidType(
                 f"`{self.__name__}` has the input signature {self.input_signature}, and was called "

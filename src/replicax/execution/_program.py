@@ -258,6 +258,18 @@ class _ShardedExecutor(Executor):
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
+        # The code around it has its own view of the same objects.
+        with _bridges.away():
+            return self._run(strategy, frame, fn, args, kwargs)
+
+    def _run(
+        self,
+        strategy: StrategyLike,
+        frame: Frame,
+        fn: Callable[..., Any],
+        args: Sequence[Nest],
+        kwargs: Mapping[str, Nest],
+    ) -> Nest:
         level, topology = self._level, strategy.topology
         level.plan.use(strategy)
         inputs = _Inputs((tuple(args), dict(kwargs)), topology)
@@ -336,8 +348,9 @@ class _InnerExecutor(Executor):
             all_or_nothing(frame) as frame,
             _context.entered(self._level.replica_frame(frame)),
         ):
-            fn = _bridges.surrounded(fn)
-            result = fn(*select(tuple(args), 0, topology), **select(dict(kwargs), 0, topology))
+            here_args = select(tuple(args), 0, topology, handed=True)
+            here_kwargs = select(dict(kwargs), 0, topology, handed=True)
+            result = _bridges.surrounded(fn)(*here_args, **here_kwargs)
         return _nest.transform(
             lambda leaf: (
                 PerReplica.from_array(jnp.asarray(leaf), topology, inside=True)
@@ -345,6 +358,7 @@ class _InnerExecutor(Executor):
                 else leaf
             ),
             result,
+            handed=True,
         )
 
 
@@ -352,7 +366,7 @@ class _Inputs:
     """The arguments of a `run`, as operands of a `shard_map` and what is left of them."""
 
     def __init__(self, nest: Nest, topology: Topology) -> None:
-        leaves, self._structure = _nest.flatten(nest)
+        leaves, self._structure = _nest.flatten(nest, handed=True)
         self.operands: list[Any] = []
         self.specs: list[PartitionSpec] = []
         self._fill: list[Callable[[Any], Any]] = []
@@ -387,7 +401,7 @@ class _Outputs:
 
     def take(self, nest: Nest) -> list[jax.Array]:
         """Inside: the arrays, with a first dimension to put them one after another by."""
-        leaves, self._structure = _nest.flatten(nest)
+        leaves, self._structure = _nest.flatten(nest, handed=True)
         self._numeric = [_is_numeric(leaf) for leaf in leaves]
         arrays = [jnp.asarray(leaf) for leaf in leaves if _is_numeric(leaf)]
         self._scalars = [array.ndim == 0 for array in arrays]

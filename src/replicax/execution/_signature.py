@@ -29,20 +29,26 @@ _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision")
 
 
 def signature_of(
-    strategy: StrategyLike | None, frame: Frame, args: Any, kwargs: Any
+    strategy: StrategyLike | None,
+    frame: Frame,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    memory: dict[Any, Any],
 ) -> tuple[Signature | None, list[Any]]:
     """The signature of a call, and the arrays in its arguments.
 
     None for per-replica values whose shapes differ, or which are no arrays: no program is good for
-    them. With a `strategy`, of a call by its `run`.
+    them. With a `strategy`, of a call by its `run`. `memory` is kept from call to call of `fn`.
     """
-    leaves, structure = _nest.flatten((args, kwargs))
+    leaves, structure = _nest.flatten((args, kwargs), handed=True)
     described = describe(leaves, getattr(strategy or frame.strategy, "topology", None))
     if described is None:
         return None, []
     keys, arrays, fills = described
     settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
-    key = (strategy, frame.strategy, frame.kind, settings, structure, tuple(keys))
+    others = _bridges.fingerprint(fn, leaves, memory)
+    key = (strategy, frame.strategy, frame.kind, settings, structure, others, tuple(keys))
     return Signature(key, frame, strategy, leaves, structure, fills), arrays
 
 
@@ -81,6 +87,9 @@ def describe(
         elif isinstance(leaf, DistributedIterator):
             # Every epoch has a new one. What matters is which of the arguments are the same.
             keys.append(_IteratorKey(next(i for i, other in enumerate(leaves) if other is leaf)))
+            fills.append(None)
+        elif _nest.is_handed_whole(leaf):
+            keys.append(_OBJECT)  # which one, and what it is like, is in the bridge's fingerprint
             fills.append(None)
         else:
             keys.append(_static_key(leaf))
@@ -177,6 +186,7 @@ class Signature:
             "the context",
             "a setting of JAX",
             "the structure of the arguments",
+            "what objects of other libraries are like",
         )
         for name, mine, yours in zip(names, self._key, other._key, strict=False):
             if mine != yours:
@@ -199,7 +209,7 @@ def _argument_name(path: Any, index: int) -> str:
 
 
 def _words(key: Any) -> str:
-    if isinstance(key, (_Static, _IteratorKey)):
+    if isinstance(key, (_Static, _IteratorKey)) or key is _OBJECT:
         return repr(key)
     shape, dtype, *_ = key
     return f"{dtype}{list(shape)}"
@@ -215,6 +225,9 @@ def _distributed(
     if kind is PerReplica:
         return PerReplica.from_array(array, topology, scalars=scalars)
     return Mirrored.from_array(array, topology)
+
+
+_OBJECT = "an object of another library"
 
 
 @dataclass(frozen=True, slots=True)

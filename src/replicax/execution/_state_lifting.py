@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-from replicax import _context, _nest, cluster
+from replicax import _bridges, _context, _nest, cluster
 from replicax._context import Frame
 from replicax._typing import Nest
 from replicax.collectives import is_awaited, launch
@@ -89,6 +89,7 @@ class Lifted:
 
         self._donates = False
         jaxpr = jax.make_jaxpr(pure)(self._states(), arrays, elements)
+        _bridges.examine(jaxpr.consts, touched)
         # A program that calls back into Python, or that other workers take part in, can fail while
         # it runs, and then the variables' old values are still wanted.
         self._calls_python = _calls_python(jaxpr.jaxpr)
@@ -225,7 +226,7 @@ class _Outputs:
     split: list[bool]
 
     def take(self, nest: Nest) -> list[jax.Array]:
-        leaves, self._structure = _nest.flatten(nest)
+        leaves, self._structure = _nest.flatten(nest, handed=True)
         arrays: list[jax.Array] = []
         self.split = []
         self._wrap: list[Callable[[Any, Topology | None], Any] | None] = []

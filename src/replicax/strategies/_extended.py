@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.core import Tracer
 
-from replicax import _context, _nest, cluster
+from replicax import _bridges, _context, _nest, cluster
 from replicax._context import Frame, Kind
 from replicax._deprecation import deprecated
 from replicax._enums import ReduceOp
@@ -212,6 +212,7 @@ class StrategyExtended:
         kwargs: Mapping[str, Nest] | None,
     ) -> Nest:
         """Checks a call by `method` and hands it to the executor."""
+        _bridges.load()
         require_call(method, fn, args)
         frame = _context.cross_replica(self._strategy, method)
         require_home((args, kwargs), self._topology, method)

@@ -32,17 +32,18 @@ def regroup(
     *,
     wrap: type[PerReplica] | type[Mirrored] = PerReplica,
     always_wrap: bool = False,
+    handed: bool = False,
 ) -> Nest:
     """Merges one nest a replica into one nest.
 
     For each leaf: the same object everywhere stays that object; the copies of one variable become
     that variable; anything else becomes a `wrap`. `always_wrap` makes one of every leaf, also of
-    equal ones and with one replica.
+    equal ones and with one replica. `handed` is for what functions return.
     """
-    leaves, structure = _nest.flatten(nests[0])
+    leaves, structure = _nest.flatten(nests[0], handed=handed)
     columns = [leaves]
     for replica, nest in enumerate(nests[1:], start=1):
-        others, other_structure = _nest.flatten(nest)
+        others, other_structure = _nest.flatten(nest, handed=handed)
         if other_structure != structure:
             raise StructureMismatch(
                 "The replicas produced different structures. "
@@ -96,13 +97,14 @@ def _compare_numbers(
             merged[index] = wrap(rows[index], topology)
 
 
-def select(nest: Nest, index: int, topology: Topology) -> Nest:
+def select(nest: Nest, index: int, topology: Topology, *, handed: bool = False) -> Nest:
     """The components that local replica `index` gets of the distributed values in `nest`.
 
     Plain arrays are brought to the replica's device, for JAX does not mix devices by itself.
+    `handed` is for the arguments of functions.
     """
     home = topology.local_homes[index]
-    return _nest.transform(lambda leaf: _select_leaf(leaf, index, home), nest)
+    return _nest.transform(lambda leaf: _select_leaf(leaf, index, home), nest, handed=handed)
 
 
 def _select_leaf(leaf: Any, index: int, home: Home) -> Any:
@@ -115,7 +117,7 @@ def _select_leaf(leaf: Any, index: int, home: Home) -> Any:
 
 def require_home(nest: Nest, topology: Topology, method: str) -> None:
     """Refuses distributed values of another strategy."""
-    for leaf in _nest.leaves(nest):
+    for leaf in _nest.leaves(nest, handed=True):
         if not isinstance(leaf, DistributedValues):
             continue
         home = leaf.topology

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
@@ -45,6 +45,14 @@ class _Keras:
     def variable(self, value: Any) -> Variable | None:
         return adopted(value) if isinstance(value, keras.Variable) else None
 
+    def fingerprint(
+        self, fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]
+    ) -> None:
+        pass
+
+    def examine(self, constants: Sequence[Any], variables: Sequence[Variable]) -> None:
+        pass
+
 
 @final
 class _OtherBackend:
@@ -63,3 +71,11 @@ class _OtherBackend:
         if isinstance(value, keras.Variable):
             _hooks.require_jax()
         return None
+
+    def fingerprint(
+        self, fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]
+    ) -> None:
+        pass
+
+    def examine(self, constants: Sequence[Any], variables: Sequence[Variable]) -> None:
+        pass

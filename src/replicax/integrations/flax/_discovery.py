@@ -1,0 +1,206 @@
+"""Which modules and variables of NNX a function can reach.
+
+NNX tells nobody when a variable is read. So the function is looked at before it runs: its
+arguments, what it closes over, the globals that its code names, and what these hold in turn.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+
+from replicax.execution import Function, FunctionOfInstance
+from replicax.execution._compiled_runs import contents_of
+
+# Whose objects hold no modules of the user, and would lead far astray.
+_LIBRARIES = frozenset(
+    {
+        *sys.stdlib_module_names,
+        "chex",
+        "flax",
+        "grain",
+        "jax",
+        "jaxlib",
+        "keras",
+        "numpy",
+        "optax",
+        "orbax",
+        "replicax",
+        "tensorflow",
+        "torch",
+    }
+)
+# Functions of these are wrappers: what they close over is the user's.
+_WRAPPING = frozenset({"flax", "functools", "replicax"})
+_NOTHING_INSIDE = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), type(...), np.ndarray, type, np.dtype}
+)
+_LONGEST = 256  # of a list that may hold modules; a dataset is longer
+_DEEPEST = 6  # objects in objects
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A variable, what to call it, and the object that holds it."""
+
+    variable: nnx.Variable
+    name: str
+    holder: Any
+
+
+@final
+class Reach:
+    """What can be reached from some roots.
+
+    `containers` are lists and the like that modules hold. `places` are where else was looked: each
+    gives what is there now.
+    """
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self.nodes: list[nnx.Pytree] = []
+        self.variables: list[Reached] = []
+        self.containers: list[Callable[[], Iterable[Any]]] = []
+        self.places: list[Callable[[], Iterable[Any]]] = []
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []  # so that an id means what it meant
+        for root in roots:
+            self._visit(root, type(root).__name__, root, (), 0)
+
+    def _visit(self, value: Any, name: str, holder: Any, names: Sequence[str], depth: int) -> None:
+        """Looks at `value`, held by `holder`, on behalf of code that uses `names`."""
+        kind = type(value)
+        if (
+            kind in _NOTHING_INSIDE
+            or isinstance(value, (jax.Array, type))
+            or id(value) in self._seen
+        ):
+            return
+        if kind is types.ModuleType:
+            self._visit_module(value, names, depth)
+            return
+        self._seen.add(id(value))
+        self._kept.append(value)
+        if isinstance(value, nnx.Variable):
+            self.variables.append(Reached(value, name, holder))
+        elif isinstance(value, nnx.Pytree):
+            self.nodes.append(value)
+            for key, attribute in vars(value).items():
+                self._visit(attribute, f"{name}.{key}", value, (), depth)
+        elif isinstance(value, nnx.State):
+            self._visit(value.raw_mapping, name, holder, names, depth)
+        elif isinstance(value, (list, tuple, set, frozenset, dict)):
+            self._visit_items(value, name, holder, names, depth)
+        elif isinstance(value, types.FunctionType):
+            self._visit_function(value, depth)
+        elif isinstance(value, types.MethodType):
+            self._visit(value.__func__, name, value.__self__, names, depth)
+            self._visit_bound(value.__self__, value.__func__, depth)
+        elif isinstance(value, functools.partial):
+            parts = (value.func, value.args, value.keywords)
+            self._visit_each(parts, name, value, names, depth)
+        elif isinstance(value, Function):
+            self._visit(value.python_function, name, value, names, depth)
+        elif isinstance(value, FunctionOfInstance):
+            self._visit(value.function, name, value, names, depth)
+            self._visit_bound(value.instance, value.function.python_function, depth)
+        elif callable(value) and (wrapped := getattr(value, "__wrapped__", None)) is not None:
+            self._visit(wrapped, name, value, names, depth)  # by `nnx.jit`, say
+        elif depth < _DEEPEST:
+            self._visit_object(value, name, names, depth + 1)
+
+    def _visit_each(
+        self, values: Iterable[Any], name: str, holder: Any, names: Sequence[str], depth: int
+    ) -> None:
+        for value in values:
+            self._visit(value, name, holder, names, depth)
+
+    def _visit_items(
+        self, value: Any, name: str, holder: Any, names: Sequence[str], depth: int
+    ) -> None:
+        if len(value) > _LONGEST:
+            return
+        mapping = isinstance(value, dict)
+        contents = value.values if mapping else lambda: value
+        (self.containers if isinstance(holder, nnx.Pytree) else self.places).append(contents)
+        pairs = list(value.items() if mapping else enumerate(value))
+        for key, item in pairs:
+            self._visit(item, f"{name}[{key!r}]", holder, names, depth)
+
+    def _visit_function(self, function: types.FunctionType, depth: int) -> None:
+        library = _library(function)
+        if library in _LIBRARIES and library not in _WRAPPING:
+            return
+        names = _names_in(function.__code__)
+        inside = [*(function.__closure__ or ())]
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        self.places.append(lambda: [contents_of(cell) for cell in inside])
+        for cell, name in zip(inside, function.__code__.co_freevars, strict=True):
+            self._visit(contents_of(cell), name, function, names, depth)
+        self._visit_each(defaults, function.__name__, function, names, depth)
+        wrapped = getattr(function, "__wrapped__", None)
+        self._visit(wrapped, function.__name__, function, names, depth)
+        if library in _LIBRARIES:
+            return
+        known = function.__globals__
+        named = [name for name in names if name in known]
+        self.places.append(lambda: [known.get(name) for name in named])
+        for name in named:
+            self._visit(known[name], name, function, names, depth)
+
+    def _visit_bound(self, instance: Any, function: Any, depth: int) -> None:
+        code = getattr(function, "__code__", None)
+        names = () if code is None else _names_in(code)
+        self._visit(instance, type(instance).__name__, instance, names, depth)
+
+    def _visit_module(self, module: types.ModuleType, names: Sequence[str], depth: int) -> None:
+        if module.__name__.partition(".")[0] in _LIBRARIES:
+            return
+        held = vars(module)
+        named = [name for name in names if name in held]
+        self.places.append(lambda: [held.get(name) for name in named])
+        for name in named:
+            self._visit(held[name], name, module, names, depth)
+
+    def _visit_object(self, value: Any, name: str, names: Sequence[str], depth: int) -> None:
+        kind = type(value)
+        plain = isinstance(value, types.SimpleNamespace)
+        if isinstance(value, Tracer) or not (plain or _library(kind) not in _LIBRARIES):
+            return
+        for method in ("__call__", *names):  # which use globals of their own
+            function = getattr(kind, method, None)
+            if isinstance(function, (types.FunctionType, Function)):
+                self._visit(function, method, value, names, depth)
+        held = getattr(value, "__dict__", None)
+        if isinstance(held, dict):
+            self.places.append(held.values)
+            for key, attribute in list(held.items()):
+                self._visit(attribute, f"{name}.{key}", value, names, depth)
+
+
+def may_lead_somewhere(value: Any) -> bool:
+    """Whether something could be reached from `value`."""
+    return type(value) not in _NOTHING_INSIDE and not isinstance(value, jax.Array)
+
+
+def _library(value: Any) -> str:
+    """In which package a function or a class was defined."""
+    return (getattr(value, "__module__", None) or "").partition(".")[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The globals and attributes that some code names, also in functions inside of it."""
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names.update(dict.fromkeys(_names_in(constant)))
+    return tuple(names)

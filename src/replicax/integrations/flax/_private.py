@@ -1,0 +1,47 @@
+"""What NNX has no public way for. Tested with Flax 0.12.8.
+
+An object of NNX belongs to the JAX trace that made it, and refuses to be changed in another one.
+The pickle protocol (`__getstate__`, `__setstate__`) is public and asks no questions; the names in
+the states are not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+State = dict[str, Any]
+
+
+def current_trace() -> Any:
+    """What stands for the current trace in the state of a variable."""
+    return nnx.Variable(None).__getstate__()["_trace_state"]
+
+
+def variable_state(state: State, value: Any, trace: Any) -> State:
+    """The state of a variable with another value, as if it had been made in `trace`."""
+    metadata = dict(state["_var_metadata"])
+    return {"_raw_value": value, "_trace_state": trace, "_var_metadata": metadata}
+
+
+def node_state(state: State) -> State:
+    """The state of a module or the like, as if it had been made in the current trace."""
+    return {**state, "_pytree__state": jax.tree.map(lambda x: x, state["_pytree__state"])}
+
+
+def raw_value(state: State) -> Any:
+    """The value in the state of a variable."""
+    return state["_raw_value"]
+
+
+def set_raw_value(variable: nnx.Variable, value: Any) -> None:
+    """Replaces the value, whatever is being traced."""
+    variable.__setstate__({**variable.__getstate__(), "_raw_value": value})
+
+
+def set_node_state(node: nnx.Pytree, state: State) -> None:
+    """Replaces all attributes; `__setstate__` alone would leave new ones there."""
+    vars(node).clear()
+    node.__setstate__(state)

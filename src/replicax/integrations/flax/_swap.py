@@ -1,0 +1,303 @@
+"""Objects of NNX for the length of a function: each replica has its own values of them.
+
+There is one set of objects, which replicas share. So their contents are exchanged: before the
+function runs for those that it should see, and afterwards back for those that were there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+import jax
+from flax import nnx
+from jax.extend.core import get_opaque_trace_state
+
+from replicax.errors import ContextError
+from replicax.integrations.flax._optimizer import Summing
+from replicax.integrations.flax._private import (
+    State,
+    current_trace,
+    node_state,
+    raw_value,
+    set_node_state,
+    variable_state,
+)
+from replicax.integrations.flax._rules import Rule, Rules, as_read
+from replicax.integrations.flax._settling import Change, settle, store
+from replicax.integrations.flax._variables import Adopted, adopted
+
+if TYPE_CHECKING:
+    from replicax._context import Frame
+    from replicax.integrations.flax._discovery import Reached
+
+# What is exchanged in this thread now.
+active: ContextVar[InReplica | AcrossReplicas | None] = ContextVar("nnx_objects", default=None)
+
+
+@final
+class Contents:
+    """What some objects hold: a snapshot."""
+
+    def __init__(self, variables: Sequence[nnx.Variable], nodes: Sequence[nnx.Pytree]) -> None:
+        self._variables, self._nodes = variables, nodes
+        self.states: list[State] = [variable.__getstate__() for variable in variables]
+        self.node_states: list[State] = [node.__getstate__() for node in nodes]
+
+    def put(self) -> None:
+        """Puts everything back, also away what is new."""
+        for variable, state in zip(self._variables, self.states, strict=True):
+            variable.__setstate__(state)
+        self.put_attributes()
+
+    def put_attributes(self) -> None:
+        """The same for all but the values of variables."""
+        for node, state in zip(self._nodes, self.node_states, strict=True):
+            set_node_state(node, state)
+
+    def values(self) -> list[Any]:
+        return [raw_value(state) for state in self.states]
+
+
+class _Exchange:
+    """The objects that a function uses, with values for it."""
+
+    def __init__(
+        self, reached: Sequence[Reached], nodes: Sequence[nnx.Pytree], outer: _Exchange | None
+    ) -> None:
+        self.nodes = nodes
+        self.adopted: list[Adopted] = [adopted(each) for each in reached]
+        self._variables = [each.variable for each in reached]
+        self._outer = outer
+        self._rules = Rules(nodes)
+        self._each_rule = [self._rules.of(variable) for variable in self._variables]
+        self._given: list[list[Any]] = []
+        self._ids = {id(thing) for thing in (*self._variables, *nodes)}
+
+    def covers(self, thing: nnx.Variable | nnx.Pytree) -> bool:
+        """Whether an object has been exchanged, here or around this."""
+        around = self._outer is not None and self._outer.covers(thing)
+        return around or id(thing) in self._ids
+
+    def undo(self) -> None:
+        """After a failure: everything is as it was before."""
+        self._before.put()
+        self._first.put_attributes()  # values that others have written are put back with ours
+
+    def _begin(self) -> None:
+        self._first = self._before = self._take()
+
+    def _take(self) -> Contents:
+        return Contents(self._variables, self.nodes)
+
+    def _put(self, values: Sequence[Any]) -> None:
+        """Gives the variables values, and everything to the current trace."""
+        trace = current_trace()
+        self._given = [jax.tree.leaves(value) for value in values]
+        for variable, state, value in zip(
+            self._variables, self._before.states, values, strict=True
+        ):
+            variable.__setstate__(variable_state(state, value, trace))
+        for node, state in zip(self.nodes, self._before.node_states, strict=True):
+            set_node_state(node, node_state(state))
+
+    def _changes(self) -> list[Change]:
+        return [self._change(index) for index in self._changed()]
+
+    def _change(self, index: int) -> Change:
+        each = self.adopted[index]
+        before = each.arrays_among(self._given[index])
+        after = each.arrays_of(self._variables[index].get_raw_value())
+        return Change(each, self._each_rule[index], before, after)
+
+    def _changed(self) -> list[int]:
+        """Which variables the function has given another value."""
+        return [
+            index
+            for index, (variable, rule, given) in enumerate(
+                zip(self._variables, self._each_rule, self._given, strict=True)
+            )
+            if rule not in (Rule.KEY, Rule.ASIDE) and not _same(variable.get_raw_value(), given)
+        ]
+
+
+@final
+class InReplica(_Exchange):
+    """For the code of one replica of a strategy."""
+
+    def __init__(
+        self,
+        reached: Sequence[Reached],
+        nodes: Sequence[nnx.Pytree],
+        outer: _Exchange | None,
+        frame: Frame,
+    ) -> None:
+        super().__init__(reached, nodes, outer)
+        assert frame.strategy is not None
+        assert frame.replica is not None
+        self._strategy, self._replica = frame.strategy, frame.replica
+        for each, rule in zip(self.adopted, self._each_rule, strict=True):
+            each.home = self._strategy
+            for variable in each.variables(self._strategy) if rule is not Rule.ASIDE else ():
+                if frame.program is None and frame.transaction is not None:
+                    # Also what a function given to `merge_call` writes as plain NNX does.
+                    frame.transaction.remember(variable, variable.state)
+        self._begin()
+        self._put([self._read(i) for i in range(len(self.adopted))])
+        for node in self.nodes:
+            if isinstance(node, nnx.Optimizer):
+                node.__setstate__({"tx": Summing(node.tx)})
+
+    def finish(self) -> None:
+        """Once the function has returned: the replicas settle what they have done."""
+        try:
+            changes = self._changes()
+        finally:
+            self._before.put()
+        settle(self._strategy, self._replica, changes, self._rules.moments)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Puts the objects back as they were, for as long as others use them."""
+        mine = self._take()
+        self._before.put()
+        try:
+            yield
+        finally:
+            # What a function given to `merge_call` has changed, it has changed for all replicas.
+            new = {
+                index: self._read(index)
+                for index, value in enumerate(self._before.values())
+                if self._variables[index].get_raw_value() is not value
+            }
+            self._before = self._take()
+            mine.put()
+            for index, value in new.items():
+                self._given[index] = jax.tree.leaves(value)
+                state = variable_state(self._before.states[index], value, current_trace())
+                self._variables[index].__setstate__(state)
+
+    def _read(self, index: int) -> Any:
+        rule = self._each_rule[index]
+        if rule is Rule.ASIDE:
+            return raw_value(self._before.states[index])
+        value = self.adopted[index].read(self._strategy)
+        number = self._replica.replica_id_in_sync_group
+        return value if self._replica.num_replicas_in_sync == 1 else as_read(rule, value, number)
+
+
+@final
+class AcrossReplicas(_Exchange):
+    """For the code of a compiled function outside of `run`, or without a strategy."""
+
+    def __init__(
+        self,
+        reached: Sequence[Reached],
+        nodes: Sequence[nnx.Pytree],
+        outer: _Exchange | None,
+        frame: Frame,
+    ) -> None:
+        super().__init__(reached, nodes, outer)
+        assert frame.program is not None
+        self._finding = frame.program.finding
+        self._trace_state = get_opaque_trace_state()
+        self._to_be_stored: dict[int, None] = {}
+        for each in self.adopted:
+            each.home = each.home or frame.strategy
+        self._begin()
+        self._put(self._read())
+
+    def finish(self) -> None:
+        """Once the function has returned: stores what it has done."""
+        try:
+            changes = self._note_changes()
+        finally:
+            self._before.put()
+        self._store(changes)
+        if self._finding:
+            # Only now is known which strategy has run what, and has the variables.
+            for each, rule in zip(self.adopted, self._each_rule, strict=True):
+                if rule is not Rule.ASIDE:
+                    each.read(each.home)
+            for index in self._to_be_stored:
+                each = self.adopted[index]
+                store(each.variables(each.home), each.arrays_of(each.nothing()))
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """For a `run`: it sees what was done before, and what it does is seen after it."""
+        here = get_opaque_trace_state() == self._trace_state
+        changes = self._note_changes() if here else []
+        if not here and (changed := self._changed()):
+            self._refuse_loop([self.adopted[index].name for index in changed])
+        mine = [node.__getstate__() for node in self.nodes]
+        self._before.put()
+        self._store(changes)
+        try:
+            yield
+        finally:
+            self._before = self._take()
+            loop = _InALoop()
+            self._put(self._read() if here else [loop] * len(self.adopted))
+            for node, state in zip(self.nodes, mine, strict=True):
+                set_node_state(node, state)
+
+    def _read(self) -> list[Any]:
+        return [
+            raw_value(state)
+            if rule is Rule.ASIDE
+            else each.nothing()
+            if self._finding
+            else each.read(each.home)
+            for each, rule, state in zip(
+                self.adopted, self._each_rule, self._before.states, strict=True
+            )
+        ]
+
+    def _note_changes(self) -> list[Change]:
+        """What is to be stored now; in the first pass, that is done at the end."""
+        if not self._finding:
+            return self._changes()
+        self._to_be_stored.update(dict.fromkeys(self._changed()))
+        return []
+
+    def _store(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            each = change.adopted
+            store(each.variables(each.home), change.after)
+
+    def _refuse_loop(self, names: Sequence[str]) -> NoReturn:
+        raise ContextError(
+            "NNX variables were changed in a compiled function before a loop of JAX that runs "
+            f"steps: {', '.join(names)}. Change them before the function is called, or in the "
+            "steps."
+        )
+
+
+def _same(value: Any, leaves: Sequence[Any]) -> bool:
+    now = jax.tree.leaves(value)
+    return len(now) == len(leaves) and all(a is b for a, b in zip(now, leaves, strict=True))
+
+
+@final
+class _InALoop:
+    """Stands for a value that a loop of JAX (`lax.scan`) changes; it is known after the function.
+
+    Whoever reads it is told so.
+    """
+
+    _message = (
+        "An NNX variable was read in a compiled function after a loop of JAX that has run steps "
+        "on it. Read it when the function has returned."
+    )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ContextError(self._message) if not name.startswith("__") else AttributeError(name)
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        raise ContextError(self._message)
+
+    def __repr__(self) -> str:
+        return f"<{self._message}>"

@@ -1,0 +1,250 @@
+"""Variables of NNX as ours."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+
+from replicax import _context
+from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax.errors import InvalidType
+from replicax.integrations.flax._discovery import Reached
+from replicax.integrations.flax._private import set_raw_value
+from replicax.values import Mirrored
+from replicax.variables import (
+    AdoptedMirroredVariable,
+    AdoptedPlainVariable,
+    Variable,
+    VariableRequest,
+)
+
+if TYPE_CHECKING:
+    from replicax._typing import StrategyLike
+
+# NNX variables take no weak references, so it is their modules that keep what stands for them.
+_adopted: weakref.WeakValueDictionary[int, Adopted] = weakref.WeakValueDictionary()
+_kept_by: dict[int, dict[int, Adopted]] = {}
+_kept_for_good: dict[int, Adopted] = {}
+
+
+def adopted(reached: Reached) -> Adopted:
+    """What stands for an NNX variable, for as long as its module lives."""
+    variable, holder = reached.variable, reached.holder
+    found = _adopted.get(id(variable))
+    if found is None:
+        found = _adopted[id(variable)] = Adopted(variable, reached.name)
+    kept = _kept_by.get(id(holder))
+    if kept is None:
+        try:
+            weakref.finalize(holder, _kept_by.pop, id(holder), None)
+        except TypeError:
+            kept = _kept_for_good
+        else:
+            kept = _kept_by[id(holder)] = {}
+    kept[id(variable)] = found
+    return found
+
+
+def standing_for(variable: nnx.Variable) -> Adopted | None:
+    """What stands for a variable, if it has been adopted."""
+    return _adopted.get(id(variable))
+
+
+@final
+class Adopted:
+    """A variable of NNX, and those of ours that stand for it: one for each of its arrays.
+
+    Each strategy that it is used with has its own. `home` is the one that was last.
+    """
+
+    __slots__ = ("__weakref__", "_by_strategy", "_form", "home", "name", "variable")
+
+    def __init__(self, variable: nnx.Variable, name: str) -> None:
+        if variable.hijax or variable.ref:
+            raise InvalidType(
+                f"The NNX variable {name!r} keeps a `{'hijax' if variable.hijax else 'ref'}` "
+                "reference, which strategies do not know. Make it without: "
+                "`nnx.var_defaults(hijax=False, ref=False)`."
+            )
+        self.variable, self.name = variable, name
+        self.home: StrategyLike | None = None
+        self._form: _Form | None = None
+        self._by_strategy: dict[StrategyLike | None, list[Variable]] = {}
+
+    def variables(self, strategy: StrategyLike | None) -> list[Variable]:
+        """Those of a strategy, or of none."""
+        form = _Form.of(self.variable.get_raw_value(), self.name)
+        if form != self._form:
+            self._form = form
+            self._by_strategy.clear()
+        found = self._by_strategy.get(strategy)
+        if found is None:
+            # Now, also while a program is traced.
+            with _context.entered(_context.Frame()), jax.ensure_compile_time_eval():
+                found = [self._adopt(index, form, strategy) for index in form.arrays]
+            self._by_strategy[strategy] = found
+        return found
+
+    def existing(self) -> list[Variable]:
+        """Those of all strategies that have used it."""
+        return [variable for each in self._by_strategy.values() for variable in each]
+
+    def read(self, strategy: StrategyLike | None) -> Any:
+        """The value as seen from the current context."""
+        return self.value_of([variable.value for variable in self.variables(strategy)])
+
+    def nothing(self) -> Any:
+        """Zeros in the place of the value."""
+        self._form = form = _Form.of(self.variable.get_raw_value(), self.name)
+        return form.value_of([jnp.zeros(*kind) for kind in form.kinds if kind is not None])
+
+    def value_of(self, arrays: list[jax.Array]) -> Any:
+        """The value for NNX that these arrays make."""
+        assert self._form is not None
+        return self._form.value_of(arrays)
+
+    def arrays_of(self, value: Any) -> list[jax.Array]:
+        """The arrays of a value that NNX has, in the form that the variable had."""
+        assert self._form is not None
+        return self._form.arrays_of(value, self.name)
+
+    def arrays_among(self, leaves: list[Any]) -> list[jax.Array]:
+        """The same of the leaves of a value."""
+        assert self._form is not None
+        return self._form.arrays_among(leaves)
+
+    def _adopt(self, index: int, form: _Form, strategy: StrategyLike | None) -> Variable:
+        keeper = _InNNX(self.variable, index)
+        name = self.name if len(form.kinds) == 1 else f"{self.name}[{index}]"
+        request = VariableRequest(
+            None,
+            isinstance(self.variable, nnx.Param),
+            name,
+            None,
+            VariableSynchronization.AUTO,
+            VariableAggregation.NONE,
+        )
+        if strategy is None:
+            return AdoptedPlainVariable.adopt(request, keeper)
+        return _CopyInNNX.adopt(request, keeper, strategy)
+
+
+@final
+class _CopyInNNX(AdoptedMirroredVariable):
+    """The library has the copy of the first replica: its objects work as they do on one device."""
+
+    def _array_of(self, state: Mirrored) -> jax.Array:
+        whole = state.whole
+        if whole is None or self._home.topology.logical_devices_per_replica > 1:
+            return state.primary
+        return whole.addressable_data(0)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What the value of a variable is made of: arrays of some shapes and types, or anything else.
+
+    Most have one array. `kinds` are those of the leaves that are arrays, and None; `keys` says
+    which are random keys, and of what kind; `others` are the leaves that are no arrays.
+    """
+
+    structure: Any
+    kinds: tuple[tuple[tuple[int, ...], Any] | None, ...]
+    keys: tuple[Any, ...]
+    others: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, value: Any, name: str) -> _Form:
+        leaves, structure = jax.tree.flatten(value)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            raise InvalidType(
+                f"The NNX variable {name!r} is a tracer of a JAX transformation, which a strategy "
+                "cannot distribute. Call `run` outside of `nnx.jit`, `jax.jit` and the like, and "
+                "compile with `rx.function`."
+            )
+        keys = tuple([_key_kind(leaf) for leaf in leaves])
+        data = [_as_data(leaf) for leaf in leaves]
+        kinds = tuple([(x.shape, x.dtype) if _is_array(x) else None for x in data])
+        others = tuple([None if kind else x for kind, x in zip(kinds, data, strict=True)])
+        return cls(structure, kinds, keys, others)
+
+    @property
+    def arrays(self) -> list[int]:
+        return [index for index, kind in enumerate(self.kinds) if kind is not None]
+
+    def value_of(self, arrays: list[jax.Array]) -> Any:
+        leaves = list(self.others)
+        for index, array in zip(self.arrays, arrays, strict=True):
+            kind = self.keys[index]
+            leaves[index] = array if kind is None else jax.random.wrap_key_data(array, impl=kind)
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def arrays_of(self, value: Any, name: str) -> list[jax.Array]:
+        leaves, structure = jax.tree.flatten(value)
+        if structure != self.structure:
+            raise InvalidType(
+                f"The NNX variable {name!r} had the structure {self.structure}, and was given a "
+                f"value of the structure {structure}. Keep it as it is in a function given to "
+                "`run`."
+            )
+        return self.arrays_among(leaves)
+
+    def arrays_among(self, leaves: list[Any]) -> list[jax.Array]:
+        return [jnp.asarray(_as_data(leaves[index])) for index in self.arrays]
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray))
+
+
+def _as_data(leaf: Any) -> Any:
+    """Numbers as arrays, and random keys as the numbers that they are."""
+    if isinstance(leaf, jax.Array) and not _key_kind(leaf):
+        return leaf
+    with jax.ensure_compile_time_eval():  # of numbers that are there, also while tracing
+        if isinstance(leaf, jax.Array):
+            return jax.random.key_data(leaf)
+        if isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex)):
+            return jnp.asarray(leaf)
+    return leaf
+
+
+def _key_kind(leaf: Any) -> Any:
+    """Of which kind a random key is; None of anything else."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_impl(leaf)
+    return None
+
+
+@final
+class _InNNX:
+    """Keeps an array in the NNX variable, as one leaf of its value."""
+
+    __slots__ = ("_array", "_index", "_leaf", "_variable")
+
+    def __init__(self, variable: nnx.Variable, index: int) -> None:
+        self._variable, self._index = variable, index
+        self._leaf: Any = None
+        self._array: Any = None
+
+    def get(self) -> jax.Array:
+        value = self._variable.get_raw_value()
+        leaf = value if isinstance(value, jax.Array) else jax.tree.leaves(value)[self._index]
+        if leaf is not self._leaf:
+            self._leaf, self._array = leaf, _as_data(leaf)
+        return self._array
+
+    def set(self, array: jax.Array) -> None:
+        leaves, structure = jax.tree.flatten(self._variable.get_raw_value())
+        kind = _key_kind(leaves[self._index])
+        leaf = array if kind is None else jax.random.wrap_key_data(array, impl=kind)
+        leaves[self._index] = self._leaf = leaf
+        self._array = array
+        set_raw_value(self._variable, jax.tree.unflatten(structure, leaves))

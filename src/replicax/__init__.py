@@ -3,6 +3,8 @@
 Write a training step once; a strategy decides on which devices and in how many replicas it runs.
 """
 
+from typing import Any
+
 from replicax import (
     cluster_resolver,
     compat,
@@ -103,3 +105,17 @@ __all__ = [
 for _thing in [globals()[name] for name in __all__]:
     if getattr(_thing, "__module__", "").startswith("replicax."):
         _thing.__module__ = "replicax"
+
+
+def __getattr__(name: str) -> Any:
+    """What needs a library that need not be there."""
+    if name != "BackupAndRestore":
+        raise AttributeError(f"module 'replicax' has no attribute {name!r}")
+    try:
+        from replicax.integrations.keras import BackupAndRestore
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "`rx.BackupAndRestore` is for Keras, which is not installed: pip install "
+            "'replicax[keras]'."
+        ) from error
+    return BackupAndRestore

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +16,7 @@ from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib import utils as _utils  # pyright: ignore[reportPrivateImportUsage]
+from jax.extend.core import JaxprEqn
 
 
 def thread_configuration() -> Callable[[], AbstractContextManager[None]]:
@@ -145,3 +146,15 @@ def _wrapped_rule(thunk: Any, name: str) -> Any:
 def _captured(function: Any, name: str) -> Any:
     """What `function` has in its closure under `name`."""
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
+
+
+def apply_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """The results of one equation of a jaxpr.
+
+    JAX documents interpreters of jaxprs, but the context of an equation (which mesh is set, how
+    random numbers are divided) is an attribute that it does not.
+    """
+    parameters = equation.primitive.get_bind_params(equation.params)
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*operands, **parameters)
+    return list(results) if equation.primitive.multiple_results else [results]

@@ -5,6 +5,8 @@ Loaded by itself once `keras` is imported and a scope is entered. docs/keras.md 
 
 from __future__ import annotations
 
+from replicax.integrations.keras._backup import BackupAndRestore
 from replicax.integrations.keras._bridge import bridge
 
-__all__ = ["bridge"]
+__all__ = ["BackupAndRestore", "bridge"]
+BackupAndRestore.__module__ = "replicax"

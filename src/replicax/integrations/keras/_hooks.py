@@ -24,6 +24,7 @@ from replicax.integrations.keras import _training
 from replicax.integrations.keras._input import Elements, agree_on_order, prepared
 from replicax.strategies import Strategy, get_replica_context
 
+_elements: weakref.WeakKeyDictionary[keras.Model, Elements] = weakref.WeakKeyDictionary()
 _models: weakref.WeakKeyDictionary[keras.Model, Strategy] = weakref.WeakKeyDictionary()
 
 
@@ -45,6 +46,11 @@ def install() -> None:
 def strategy_of(model: keras.Model) -> Strategy | None:
     """The strategy in whose scope a model was made."""
     return _models.get(model)
+
+
+def elements_of(model: keras.Model) -> Elements | None:
+    """What a model is fitted with, if that is a distributed dataset."""
+    return _elements.get(model)
 
 
 def require_jax() -> None:
@@ -130,6 +136,9 @@ def _feeding(method: Callable[..., Any]) -> Callable[..., Any]:
             )
         if name == "fit":
             agree_on_order(strategy)
+            _elements.pop(self, None)
+            if isinstance(given["x"], Elements):
+                _elements[self] = given["x"]
         return call(*bound.args, **bound.kwargs)
 
     return fed

@@ -11,7 +11,7 @@ import numpy as np
 from replicax import cluster
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument
-from replicax.input import DistributedDataset, of_a_library
+from replicax.input import DistributedDataset, DistributedIterator, of_a_library
 from replicax.integrations.keras._private import DataAdapter
 from replicax.integrations.keras._rows import rows_of_element
 from replicax.strategies import Strategy
@@ -23,10 +23,28 @@ class Elements(DataAdapter):
 
     def __init__(self, dataset: DistributedDataset, strategy: Strategy) -> None:
         self._dataset, self._topology = dataset, strategy.topology
+        self._iterator: DistributedIterator | None = None
+        self._resumed: Any = None
 
     def get_jax_iterator(self) -> Iterator[Nest]:
-        for element in self._dataset:
+        self._iterator = iter(self._dataset)
+        if self._resumed is not None:
+            self._iterator.set_state(self._resumed)
+            self._resumed = None
+        for element in self._iterator:
             yield jax.tree.map(lambda leaf: rows_of_element(leaf, self._topology), element)
+
+    def get_state(self) -> Any:
+        """How far the current pass has come."""
+        return self._iterator and self._iterator.get_state()
+
+    def is_over(self) -> bool:
+        """Whether the current pass has nothing more."""
+        return self._iterator is None or not self._iterator.peek(1)
+
+    def resume(self, state: Any) -> None:
+        """Has the next pass begin where another one stood."""
+        self._resumed = state
 
     @property
     def num_batches(self) -> int | None:

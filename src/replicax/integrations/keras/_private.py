@@ -8,7 +8,7 @@ import jax
 import keras
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-__all__ = ["DataAdapter", "get_array", "set_array"]
+__all__ = ["DataAdapter", "begin_at", "current_scope", "get_array", "set_array"]
 # `DataAdapter`: `fit` takes an instance of it as it is, while the public `keras.utils.PyDataset`
 # has to know how long it is, and goes through a queue.
 
@@ -28,3 +28,8 @@ def current_scope() -> keras.StatelessScope | None:
     from keras.src.backend.common.stateless_scope import get_stateless_scope
 
     return get_stateless_scope()
+
+
+def begin_at(model: keras.Model, epoch: int | None) -> None:
+    """Has `fit` begin with an epoch; Keras' own callback for backups does it like this."""
+    model._initial_epoch = epoch

@@ -16,6 +16,7 @@ import keras
 
 from replicax._typing import Nest
 from replicax.collectives import launch
+from replicax.integrations.keras._products import without_transposed_products
 from replicax.integrations.keras._rows import Rows, cut, rows_of
 from replicax.integrations.keras._variables import adopted
 from replicax.strategies import Strategy
@@ -105,7 +106,7 @@ class _Compiled:
 
         def program(state: State, arrays: list[Any], structure: Any, counts: Any) -> Any:
             rows = [cut(array, count) for array, count in zip(arrays, counts, strict=True)]
-            return step(state, jax.tree.unflatten(structure, rows))
+            return without_transposed_products(step)(state, jax.tree.unflatten(structure, rows))
 
         def compiled(outputs: Any) -> Callable[..., tuple[Nest, State]]:
             return jax.jit(

@@ -1,0 +1,232 @@
+"""A `fit` that is cut off, and goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, final
+
+import keras
+import numpy as np
+
+from replicax.checkpoint import Checkpoint, CheckpointManager
+from replicax.errors import InvalidArgument
+from replicax.integrations.keras._hooks import elements_of, require_jax
+from replicax.integrations.keras._private import begin_at
+
+
+@final
+class BackupAndRestore(keras.callbacks.Callback):
+    """Has `fit` go on where an earlier one was cut off: in the same epoch, after the same step.
+
+    Weights, slots of the optimizer, seeds and metrics are saved, and how far the data has been
+    read, so that each example is seen as often as it would have been. A distributed dataset goes on
+    by its own state. Of other data, the batches that have been seen are read again and passed over;
+    arrays are shuffled in the order that they were.
+
+    Of other callbacks nothing is saved, and for the steps of the first epoch that are passed over
+    they are called with the metrics as they stood.
+
+    Args:
+      backup_dir: Where. All workers have to see it. It is removed when `fit` comes to its end.
+      save_freq: `"epoch"`, or the number of steps after which the next backup is made.
+      delete_checkpoint: Whether to remove the backup when `fit` comes to its end.
+
+    >>> import os, tempfile, numpy as np, replicax as rx
+    >>> os.environ["KERAS_BACKEND"] = "jax"
+    >>> import keras
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
+    >>> backup = rx.BackupAndRestore(f"{directory.name}/backup", save_freq=2)
+    >>> history = model.fit(x, y, batch_size=2, callbacks=[backup], verbose=0)
+    >>> os.listdir(directory.name)
+    []
+    >>> directory.cleanup()
+    """
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike[str],
+        save_freq: str | int = "epoch",
+        delete_checkpoint: bool = True,
+    ) -> None:
+        super().__init__()
+        require_jax()
+        if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
+            raise InvalidArgument(
+                f"`save_freq` is 'epoch' or a positive number of steps; got {save_freq!r}."
+            )
+        self._directory = Path(backup_dir)
+        self._save_freq = save_freq
+        self._delete = delete_checkpoint
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        # Asked once: every `self.model` has Keras put the values of the last step into variables.
+        self._fitted = self.model
+        self._progress = _Progress(self._fitted)
+        checkpoint = Checkpoint(model=self._fitted, progress=self._progress)
+        self._manager = CheckpointManager(checkpoint, self._directory, max_to_keep=1)
+        self._restored = self._manager.restore_or_initialize() is not None
+        self._unsaved = 0
+        if self._restored:
+            begin_at(self._fitted, self._progress.epoch)
+            # Keras sets metrics to zero when an epoch begins.
+            self._metrics = [np.asarray(v.value) for v in self._fitted.metrics_variables]
+        self._progress.take_part()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._restored and self._progress.calls:
+            variables = self._fitted.metrics_variables
+            for variable, value in zip(variables, self._metrics, strict=True):
+                variable.assign(value)
+            self._progress.pass_over(self._fitted.get_metrics_result())
+        self._restored = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._save_freq == "epoch" or self._progress.passing:
+            return
+        self._unsaved += 1
+        if self._unsaved >= self._save_freq:
+            self._save()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._progress.end_epoch(epoch)
+        if self._save_freq == "epoch":
+            self._save()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._manager.close()
+        self._progress.leave()
+        begin_at(self._fitted, None)
+        if self._delete:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _save(self) -> None:
+        self._unsaved = 0
+        self._fitted.jax_state_sync()
+        self._manager.save()
+
+
+@final
+class _Progress:
+    """How far a `fit` has come, and how its data is brought there again.
+
+    It takes the place of the model's train function, so that it sees what is read. Known to
+    checkpoints by `get_state` and `set_state`.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._elements = elements_of(model)
+        self._reading: _Reading | None = None
+        self._resumed: dict[str, Any] | None = None
+        self._to_pass, self._logs = 0, None
+        self.epoch, self.calls = 0, 0  # of the train function, in this epoch
+
+    def take_part(self) -> None:
+        self._train = self._model.train_function
+        self._model.train_function = self._step
+
+    def leave(self) -> None:
+        self._model.train_function = self._train
+
+    @property
+    def passing(self) -> bool:
+        """Whether the last step was one that had been made before."""
+        return self._logs is not None
+
+    def pass_over(self, logs: Any) -> None:
+        """Lets Keras count the steps of this epoch that were made before."""
+        self._to_pass, self._logs = self.calls, logs
+
+    def end_epoch(self, epoch: int) -> None:
+        self.epoch, self.calls, self._logs = epoch + 1, 0, None
+
+    def get_state(self) -> dict[str, Any]:
+        reading = self._reading
+        if reading is not None and (self._elements or reading).is_over():
+            reading = None  # the next batch is one of another pass
+        return {
+            "epoch": self.epoch,
+            "calls": self.calls,
+            "taken": 0 if reading is None else reading.taken,
+            "before": None if reading is None else reading.before,
+            "now": _generators(),
+            "elements": reading and self._elements and self._elements.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.epoch, self.calls, self._resumed = state["epoch"], state["calls"], state
+
+    def _step(self, state: Any, iterator: Iterator[Any]) -> Any:
+        if self._to_pass:
+            self._to_pass -= 1
+            return self._logs, state
+        if self._reading is None or self._reading.iterator is not iterator:
+            self._reading = self._begun(iterator)
+        self._logs = None
+        self.calls += 1
+        return self._train(state, self._reading)
+
+    def _begun(self, iterator: Iterator[Any]) -> _Reading:
+        """The beginning of a pass: the one that was cut off, if there was one."""
+        state, self._resumed = self._resumed, None
+        if state is None:
+            return _Reading(iterator, _generators())
+        before = state["before"] or state["now"]
+        _set_generators(before)  # an order is drawn with the first batch
+        reading = _Reading(iterator, before)
+        if self._elements is not None:
+            self._elements.resume(state["elements"])  # when its first batch is asked for
+            reading.taken = state["taken"]
+        else:
+            for _ in range(state["taken"]):
+                next(reading)
+        if state["taken"]:
+            _set_generators(state["now"])
+        return reading
+
+
+@final
+class _Reading:
+    """A pass over the data, and how many batches have been taken."""
+
+    def __init__(self, iterator: Iterator[Any], before: Any) -> None:
+        self.iterator, self.taken = iterator, 0
+        self.before = before  # the generators of random numbers, when it began
+        self._looked_at: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = self._looked_at.pop() if self._looked_at else next(self.iterator)
+        self.taken += 1
+        return batch
+
+    def is_over(self) -> bool:
+        """Whether there is nothing more; looks at the next batch, which stays the next."""
+        if not self._looked_at:
+            try:
+                self._looked_at.append(next(self.iterator))
+            except StopIteration:
+                return True
+        return False
+
+
+def _generators() -> list[Any]:
+    """The global generators that Keras, and users, draw orders from; what JSON can express."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return [[kind, keys.tolist(), *rest], random.getstate()]
+
+
+def _set_generators(state: list[Any]) -> None:
+    (kind, keys, *rest), (version, words, gauss) = state
+    np.random.set_state((kind, np.uint32(keys), *rest))
+    random.setstate((version, tuple(words), gauss))

@@ -1,0 +1,75 @@
+"""A program without transposed products, which XLA does not undo where devices sum them.
+
+JAX computes the gradient of a weight as a product, and transposes it. On one device XLA swaps the
+factors instead. Where the rows are divided over devices, it sums the products in between, and then
+really transposes: a sixth of the time of a step of two layers of 512 units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+
+from replicax._jax_compat import apply_equation
+from replicax._typing import Nest
+
+
+def without_transposed_products(fn: Callable[..., Nest]) -> Callable[..., Nest]:
+    """The same function; for use in a program that is traced."""
+
+    def swapped(*args: Any) -> Nest:
+        jaxpr, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+        results = _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+    return swapped
+
+
+def _evaluate(jaxpr: Jaxpr, consts: list[Any], args: list[Any]) -> list[Any]:
+    values: dict[Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, args, strict=True))
+    products: dict[Var, Any] = {}
+
+    def read(variable: Any) -> Any:
+        return variable.val if isinstance(variable, Literal) else values[variable]
+
+    for equation in jaxpr.eqns:
+        operands = [read(variable) for variable in equation.invars]
+        name, parameters = equation.primitive.name, equation.params
+        if name == "jit":  # so that what is inside is seen next to what is outside
+            inner: ClosedJaxpr = parameters["jaxpr"]
+            results = _evaluate(inner.jaxpr, inner.consts, operands)
+        else:
+            product = products.get(equation.invars[0]) if name == "transpose" else None
+            results = None if product is None else _swapped(product, parameters["permutation"])
+            if results is None:
+                results = apply_equation(equation, operands)
+        if name == "dot_general":
+            products[equation.outvars[0]] = operands, parameters
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(variable) for variable in jaxpr.outvars]
+
+
+def _swapped(product: Any, permutation: tuple[int, ...]) -> list[jax.Array] | None:
+    """The product of the factors in the other order, if that is what `permutation` comes to."""
+    (left, right), parameters = product
+    (left_sums, right_sums), (left_batch, right_batch) = parameters["dimension_numbers"]
+    batch = len(left_batch)
+    ends = batch + left.ndim - len(left_sums) - batch
+    everything = range(batch + (left.ndim + right.ndim - 2 * batch) - 2 * len(left_sums))
+    if permutation != (*everything[:batch], *everything[ends:], *everything[batch:ends]):
+        return None
+    numbers = ((right_sums, left_sums), (right_batch, left_batch))
+    return [
+        jax.lax.dot_general(
+            right,
+            left,
+            numbers,
+            precision=parameters["precision"],
+            preferred_element_type=parameters["preferred_element_type"],
+            out_sharding=parameters["out_sharding"],
+        )
+    ]

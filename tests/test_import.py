@@ -28,7 +28,17 @@ def test_importing_takes_no_optional_library_along():
         print(sorted({name.partition('.')[0] for name in sys.modules}))
     """
     loaded = run_python(inspect.cleandoc(code))
-    for library in ("optax", "tensorflow", "torch", "keras", "flax", "grain", "rich", "sklearn"):
+    for library in (
+        "optax",
+        "orbax",
+        "tensorflow",
+        "torch",
+        "keras",
+        "flax",
+        "grain",
+        "rich",
+        "sklearn",
+    ):
         assert f"'{library}'" not in loaded
 
 

@@ -31,7 +31,8 @@ def test_everything_comes_back_under_every_strategy(strategy, tmp_path):
             count = rx.Variable(0, synchronization="ON_READ", aggregation="SUM", dtype=np.int32)
             optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9))
         batches = [np.arange(8), np.arange(8, 16), np.arange(16, 24)]
-        data = iter(strategy.experimental_distribute_dataset(batches))
+        options = rx.InputOptions(auto_shard_policy="DATA")
+        data = iter(strategy.experimental_distribute_dataset(batches, options))
         return rx.Checkpoint(nest=[weight, {"count": count}], optimizer=optimizer, data=data, n=0)
 
     def step(checkpoint):
@@ -385,6 +386,8 @@ def test_an_iterator_over_other_data_changes_nothing(tmp_path, two):
 def test_what_a_checkpoint_cannot_hold(tmp_path):
     with pytest.raises(rx.errors.InvalidType, match=r"cannot hold 'nest/a'.*builtins\.object"):
         rx.Checkpoint(nest={"a": object()})
+    with pytest.raises(rx.errors.InvalidType, match=r"cannot hold 'words'.*numpy\.ndarray"):
+        rx.Checkpoint(words=np.array(["a"]))
     with pytest.raises(rx.errors.InvalidArgument, match="'save'"):
         rx.Checkpoint(save=1)
     checkpoint = rx.Checkpoint(a=1)
@@ -414,6 +417,12 @@ def test_replicas_and_traced_functions_do_not_save(tmp_path, two):
         two.run(lambda: checkpoint.save(tmp_path / "model"))
     with pytest.raises(rx.errors.ContextError, match="traced"):
         rx.function(lambda: checkpoint.restore(tmp_path / "model"))()
+
+
+def test_addresses_are_no_paths():
+    for call in (rx.Checkpoint().save, rx.Checkpoint().restore):
+        with pytest.raises(rx.errors.InvalidArgument, match=r"got 'gs://bucket/model'\. Mount"):
+            call("gs://bucket/model")
 
 
 def test_a_save_that_cannot_be_written_says_why(tmp_path):

@@ -52,15 +52,18 @@ def from_one_process(strategy, directory):
 
 def paths_of_their_own(strategy, directory, worker):
     """As TensorFlow's tutorials have it: all save, and only what the first has saved is kept."""
-    value = rx.Variable(7.0)
+    checkpoint = rx.Checkpoint(value=rx.Variable(7.0), wide=np.arange(4) + 2**40, step=1)
     own = directory if worker == 0 else Path(tempfile.mkdtemp())
-    path = rx.Checkpoint(value=value).save(own / "own")
-    there = Path(path).is_dir()
+    path = checkpoint.save(own / "own")
+    seen = []
+    for each in (path, directory / "own-1"):
+        checkpoint.value.assign(0.0)
+        checkpoint.wide, checkpoint.step = np.zeros(4, np.int64), 0
+        checkpoint.restore(each).assert_consumed()
+        seen.append([float(checkpoint.value), checkpoint.wide.tolist(), checkpoint.step])
     if worker != 0:
         shutil.rmtree(own)
-    value.assign(0.0)
-    rx.Checkpoint(value=value).restore(directory / "own-1")
-    return {"there": there, "value": float(value), "name": Path(path).name}
+    return {"seen": seen, "name": Path(path).name}
 
 
 def positions_of_their_own(strategy, directory):

@@ -76,7 +76,8 @@ def test_two_workers_go_on_from_what_one_process_saved(results):
 
 
 def test_workers_may_save_to_paths_of_their_own(results):
-    assert both(results, "own paths") == {"there": True, "value": 7.0, "name": "own-1"}
+    told = both(results, "own paths")
+    assert told == {"seen": [[7.0, [2**40 + i for i in range(4)], 1]] * 2, "name": "own-1"}
 
 
 def test_each_worker_goes_on_with_its_own_data(results):

@@ -12,23 +12,24 @@ import pytest
 from workers import ROOT
 
 
-def train(directory: Path, moments: list[str]) -> str:
+def launch(arguments: list[str], restarts: int) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "XLA_FLAGS")}
-    restarts = ["--max-restarts", str(len(moments)), "--backoff", "0"]
+    options = ["--workers", "2", "--max-restarts", str(restarts), "--backoff", "0"]
     outcome = subprocess.run(
-        [
-            *(sys.executable, "-m", "replicax", "launch", "--workers", "2", *restarts),
-            *("tests/multiprocess/killed_training.py", str(directory), *moments),
-        ],
+        [sys.executable, "-m", "replicax", "launch", *options, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60 + 40 * len(moments),
+        timeout=60 + 40 * restarts,
         check=False,
     )
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     return outcome.stdout
+
+
+def train(directory: Path, moments: list[str]) -> str:
+    return launch(["tests/multiprocess/killed_training.py", str(directory), *moments], len(moments))
 
 
 def result(output: str, name: str) -> str:
@@ -60,3 +61,18 @@ def test_workers_that_are_killed_end_as_if_they_had_not_been(moments, undisturbe
     assert result(output, "seen") == "[1]"
     checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert len(checkpoints) == 1, checkpoints
+
+
+@pytest.mark.slow
+def test_the_example_ends_with_the_same_weights_when_it_is_killed(tmp_path):
+    def last_lines(name: str, kills: int) -> list[str]:
+        output = launch(
+            ["examples/resumable.py", "--directory", str(tmp_path / name), "--kills", str(kills)],
+            restarts=kills,
+        )
+        assert output.count("This worker is killed.") == kills
+        return output.splitlines()[-2:]
+
+    undisturbed = last_lines("undisturbed", 0)
+    assert undisturbed[0] == "[worker 0] Every row was seen once in every epoch: True."
+    assert last_lines("killed", 2) == undisturbed

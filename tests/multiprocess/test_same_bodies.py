@@ -14,6 +14,7 @@ ALL = [
     "tests/strategies",
     "tests/compat",
     "tests/execution",
+    "tests/checkpoint",
     "tests/integrations",
     "tests/test_context.py",
     "tests/test_bad_input.py",

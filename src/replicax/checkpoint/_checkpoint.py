@@ -86,7 +86,7 @@ class Checkpoint:
         Args:
           prefix: A directory, and how the names of checkpoints begin.
         """
-        stem = Path(prefix).absolute()
+        stem = local_path(prefix)
         saving = self.begin_save(stem.parent, stem.name)
         saving.finish()
         return str(saving.path)
@@ -101,7 +101,7 @@ class Checkpoint:
         Args:
           path: What `save` returned.
         """
-        return self.restore_from(Path(path).absolute(), partial=True)
+        return self.restore_from(local_path(path), partial=True)
 
     def begin_save(
         self,
@@ -128,6 +128,17 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<rx.Checkpoint of {', '.join(self._objects) or 'nothing'}>"
+
+
+def local_path(path: PathLike) -> Path:
+    """An absolute path; refuses addresses of object stores, which would become odd local names."""
+    text = os.fspath(path)
+    if "://" in text:
+        raise InvalidArgument(
+            f"Checkpoints are kept in directories of this machine, or mounted there; got {text!r}. "
+            "Mount the bucket, and give the path there."
+        )
+    return Path(text).absolute()
 
 
 def _require_outside(method: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax.checkpoint._manifest import Manifest, Unusable, checksum_of
 from replicax.errors import CheckpointNotFound, InvalidCheckpoint
@@ -31,10 +32,12 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> N
 
     manifest = manifest.with_checksums(arrays)
     items: dict[str, Any] = {_MANIFEST: ocp.args.JsonSave(manifest.to_json())}
-    own = {key: array for key, array in arrays.items() if array.size}
-    if own:
-        items[_ARRAYS] = ocp.args.PyTreeSave(own)
-    with _checkpointer() as checkpointer:
+    # It refuses arrays without elements, of which the manifest says all there is.
+    with_elements = {key: array for key, array in arrays.items() if array.size}
+    # 64 bits stay 64 bits, also where they become arrays of JAX for a moment.
+    with _checkpointer() as checkpointer, jax.enable_x64(True):
+        if with_elements:
+            items[_ARRAYS] = ocp.args.PyTreeSave(_writable(with_elements))
         checkpointer.save(path, ocp.args.Composite(**items))
 
 
@@ -60,7 +63,6 @@ def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[s
     import orbax.checkpoint as ocp
 
     facts = {key: manifest.arrays[key] for key in keys}
-    # Orbax refuses arrays without elements, so these are not in its files.
     read: dict[str, Any] = {
         key: np.zeros(each.shape, jax.numpy.dtype(each.dtype))
         for key, each in facts.items()
@@ -120,10 +122,51 @@ def _checkpointer() -> Any:
 
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
-    options = ocp.CompositeOptions(multiprocessing_options=alone)
-    return ocp.Checkpointer(
-        ocp.CompositeCheckpointHandler(composite_options=options), multiprocessing_options=alone
+    types = ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, ocp.type_handlers.NumpyHandler()),
+        (
+            jax.Array,
+            ocp.type_handlers.ArrayHandler(
+                primary_host=here,
+                replica_id=here,
+                use_replica_parallel=False,
+                enable_write_sharding_file=False,
+            ),
+        ),
     )
+    handlers = ocp.DefaultCheckpointHandlerRegistry()
+    arrays = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone, type_handler_registry=types)
+    for how in (ocp.args.PyTreeSave, ocp.args.PyTreeRestore):
+        handlers.add(_ARRAYS, how, arrays)
+    manifest = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
+    for how in (ocp.args.JsonSave, ocp.args.JsonRestore):
+        handlers.add(_MANIFEST, how, manifest)
+    return ocp.Checkpointer(
+        ocp.CompositeCheckpointHandler(
+            handler_registry=handlers,
+            composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+        ),
+        multiprocessing_options=alone,
+    )
+
+
+def _writable(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    """Arrays as this process's Orbax writes them.
+
+    It writes those of NumPy in the first process only. Elsewhere they become arrays of which all
+    processes have a copy, so that this one's has its index.
+    """
+    if jax.process_index() == 0:
+        return arrays
+    everywhere = [jax.local_devices(process_index=i)[0] for i in range(jax.process_count())]
+    mesh = Mesh(np.array(everywhere), ("process",), axis_types=(AxisType.Auto,))
+    copies = NamedSharding(mesh, PartitionSpec())
+    return {
+        key: jax.make_array_from_single_device_arrays(
+            array.shape, copies, [jax.device_put(array, jax.local_devices()[0])]
+        )
+        for key, array in arrays.items()
+    }
 
 
 def _require_checkpoint(path: Path) -> None:

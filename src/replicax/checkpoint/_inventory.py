@@ -154,10 +154,10 @@ class _Nest:
         if isinstance(leaf, jax.Array):
             part = ArrayPart(leaf.shape, leaf.dtype, read, lambda x: replace(placed(leaf, x)))
             return TakenApart({"": part})
-        if isinstance(leaf, np.generic):
+        if isinstance(leaf, np.generic) and leaf.dtype.kind not in "OSUMm":
             part = ArrayPart(leaf.shape, leaf.dtype, read, lambda x: replace(x[()]))
             return TakenApart({"": part})
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind != "O":
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "OSUMm":
             return TakenApart({"": ArrayPart(leaf.shape, leaf.dtype, read, replace)})
         raise InvalidType(
             f"A checkpoint cannot hold {self._keys[index]!r}, which is a "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from replicax.checkpoint import _files as files
-from replicax.checkpoint._checkpoint import Checkpoint, PathLike
+from replicax.checkpoint._checkpoint import Checkpoint, PathLike, local_path
 from replicax.checkpoint._report import RestoreReport
 from replicax.checkpoint._saving import Saving, meet
 from replicax.errors import InvalidArgument, InvalidType
@@ -79,7 +79,7 @@ class CheckpointManager:
                 "as the directory."
             )
         self._checkpoint = checkpoint
-        self._directory = Path(directory).absolute()
+        self._directory = local_path(directory)
         self._max_to_keep = max_to_keep
         self._name = checkpoint_name
         self._step_counter = step_counter

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import sklearn.datasets  # noqa: F401  here, because it sets environment variables
 from click.testing import CliRunner
+from pipelines import TENSORFLOW  # noqa: F401  which sets some as well, when Keras imports it
 from support import equal
 
 PROJECT = Path(__file__).parent.parent
@@ -23,6 +24,20 @@ def test_digits(replicas):
     assert accuracy is not None
     assert float(accuracy[1]) >= 0.95
     assert f"cpu:{replicas - 1}" in outcome.output
+
+
+def test_keras_digits(tmp_path):
+    pytest.importorskip("keras", reason="Keras is not installed: pip install replicax[keras]")
+    main = runpy.run_path(str(PROJECT / "examples" / "keras_digits.py"))["main"]
+    outcome = CliRunner().invoke(
+        main,
+        ["--replicas", "3", "--epochs", "3", "--backup", str(tmp_path / "backup")],
+        catch_exceptions=False,
+    )
+    assert outcome.exit_code == 0
+    accuracy = re.search(r"Test accuracy on 360 unseen digits: (\d\.\d+)", outcome.output)
+    assert accuracy is not None
+    assert float(accuracy[1]) >= 0.85
 
 
 def test_gradient_accumulation():

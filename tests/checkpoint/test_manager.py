@@ -14,6 +14,7 @@ import pytest
 from support import equal
 
 import replicax as rx
+from replicax import cluster
 from replicax.checkpoint import _files as files
 
 
@@ -154,6 +155,28 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path, 
     manager.save()
     manager.close()
     assert len(manager.checkpoints) == 1
+
+
+def test_a_worker_that_takes_long_to_write_says_so(tmp_path, gate, monkeypatch):
+    """Others would take it for stuck if it did not come to meetings for `timeout_seconds`."""
+    told = []
+
+    class Session:
+        timeout_seconds = 0.2
+
+        def meet(self, label, value):
+            told.append(value)
+            if len(told) == 3:
+                gate.set()
+            return [value, None]
+
+    manager = rx.CheckpointManager(rx.Checkpoint(epoch=1), tmp_path)
+    manager.save()
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "session", Session)
+        manager.wait()
+    assert told[:3] == ["busy"] * 3
+    assert told[-1] == "done"
 
 
 def test_a_program_that_ends_waits_for_what_is_written(tmp_path, run_python):

@@ -38,28 +38,25 @@ def result(output: str, name: str) -> str:
     return first
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> str:
-    directory = tmp_path_factory.mktemp("undisturbed")
-    return result(train(directory, []), "weight")
+# Worker 0 writes: it is killed when all is written, but the checkpoint does not have its name yet.
+# What the other moments of writing leave behind is seen in tests/checkpoint.
+MOMENTS = [
+    *("0:between", "0:before", "0:committing", "0:after"),
+    *("1:between", "1:before", "1:during", "1:after"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "moments",
-    [
-        # Worker 0 writes, so there is more to cut off.
-        ["0:between", "0:before", "0:creating", "0:writing", "0:committing", "0:after"],
-        ["1:between", "1:before", "1:during", "1:after", "0:during", "0:removing"],
-    ],
-)
-def test_workers_that_are_killed_end_as_if_they_had_not_been(moments, undisturbed, tmp_path):
-    output = train(tmp_path, moments)
+def test_workers_that_are_killed_end_as_if_they_had_not_been(tmp_path):
+    for name in ("undisturbed", "killed"):
+        (tmp_path / name).mkdir()
+    undisturbed = result(train(tmp_path / "undisturbed", []), "weight")
+    output = train(tmp_path / "killed", MOMENTS)
     happened = re.findall(r"^\[worker (\d)\] killed while (\w+)$", output, re.MULTILINE)
-    assert [":".join(each) for each in happened] == moments
+    assert [":".join(each) for each in happened] == MOMENTS
     assert result(output, "weight") == undisturbed
     assert result(output, "seen") == "[1]"
-    checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    checkpoints = sorted(path.name for path in (tmp_path / "killed" / "checkpoints").iterdir())
     assert len(checkpoints) == 1, checkpoints
 
 
@@ -75,4 +72,4 @@ def test_the_example_ends_with_the_same_weights_when_it_is_killed(tmp_path):
 
     undisturbed = last_lines("undisturbed", 0)
     assert undisturbed[0] == "[worker 0] Every row was seen once in every epoch: True."
-    assert last_lines("killed", 2) == undisturbed
+    assert last_lines("killed", 1) == undisturbed

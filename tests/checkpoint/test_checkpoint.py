@@ -275,6 +275,14 @@ def test_what_does_not_match_is_reported(tmp_path):
     assert float(checkpoint.d) == 5.0
 
 
+def test_what_is_of_another_kind_now_is_missing(tmp_path):
+    path = rx.Checkpoint(a=rx.Variable(1.0)).save(tmp_path / "model")
+    checkpoint = rx.Checkpoint(a=2.0)
+    report = checkpoint.restore(path)
+    assert (report.restored, report.unused, report.missing) == ((), ("a",), ("a",))
+    assert checkpoint.a == 2.0
+
+
 def test_shapes_and_dtypes_that_differ_change_nothing(tmp_path):
     path = rx.Checkpoint(a=rx.Variable([1.0, 2.0]), b=rx.Variable(1)).save(tmp_path / "model")
     checkpoint = rx.Checkpoint(a=rx.Variable([1.0, 2.0, 3.0]), b=rx.Variable(7), c=0)

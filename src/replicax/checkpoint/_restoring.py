@@ -110,9 +110,16 @@ class _Plan:
         self._match(manifest.arrays, inventory.arrays, self._array_problem)
         self._match(manifest.values, inventory.values, self._value_problem)
         self._match(manifest.positions, inventory.positions, self._position_problem)
-        saved = {*manifest.arrays, *manifest.values, *manifest.positions}
-        wanted = [*inventory.arrays, *inventory.values, *inventory.positions]
-        self._missing = [key for key in wanted if key not in saved and not self._optional(key)]
+        self._missing = [
+            key
+            for parts, saved in (
+                (inventory.arrays, manifest.arrays),
+                (inventory.values, manifest.values),
+                (inventory.positions, manifest.positions),
+            )
+            for key in parts
+            if key not in saved and not self._optional(key)
+        ]
         if self._problems:
             shown = "; ".join(self._problems[:_SHOWN])
             raise CheckpointMismatch(

@@ -61,19 +61,20 @@ class Target:
         return self.directory / f"{self.name}-{number}"
 
 
+_BUSY, _DONE = "busy", "done"
+
+
 @final
 class Saving:
     """A save that has begun: the values are taken, and one worker writes them.
 
     Args:
       path: Where this worker has it.
-      number: Which is the same on all workers.
       writing: If this worker writes.
     """
 
-    def __init__(self, path: Path, number: int, writing: Writing | None) -> None:
+    def __init__(self, path: Path, writing: Writing | None) -> None:
         self.path = path
-        self.number = number
         self._writing = writing
 
     def finish(self) -> None:
@@ -94,9 +95,6 @@ class Saving:
                     f"{each['error']}. Earlier checkpoints are as they were; save again when the "
                     "reason is gone."
                 ) from cause
-
-
-_BUSY, _DONE = "busy", "done"
 
 
 _threads: set[threading.Thread] = set()
@@ -207,7 +205,7 @@ def begin(
         afterwards()
 
     writes = places.index(places[own]) == own
-    return Saving(path, number, Writing(path, write) if writes else None)
+    return Saving(path, Writing(path, write) if writes else None)
 
 
 def _count(part: Any) -> int | None:
@@ -249,7 +247,10 @@ def _agree(
         raise failure
     for worker, each in enumerate(everyones):
         if each["failure"] is not None:
-            raise SaveFailed(f"{worker_name(worker)} cannot be saved: {each['failure']}")
+            raise SaveFailed(
+                f"{worker_name(worker)} cannot save its part of the checkpoint, so that no worker "
+                f"has: {each['failure']}"
+            )
     if len({each["contents"] for each in everyones}) > 1:
         _refuse_difference(meet("comparing what is saved", contents))
     return everyones

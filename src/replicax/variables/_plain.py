@@ -21,7 +21,7 @@ class PlainVariable(Variable):
     """What `rx.Variable` makes outside every scope, and under strategies with one device."""
 
     _device: jax.Device
-    _pinned: bool
+    _committed: bool
 
     @classmethod
     def create(
@@ -33,7 +33,7 @@ class PlainVariable(Variable):
         )
         # Kept, because a program that is given the state may reuse its memory.
         variable._device = next(iter(variable._stored.devices()))
-        variable._pinned = variable._stored.committed
+        variable._committed = variable._stored.committed
         return variable
 
     @property
@@ -43,6 +43,11 @@ class PlainVariable(Variable):
     @property
     def device(self) -> jax.Device:
         return self._device
+
+    @property
+    def _pinned(self) -> bool:
+        """Whether it is to stay on its device."""
+        return self._committed
 
     def _read(self, frame: Frame) -> jax.Array:
         if frame.replica is not None and self._pinned:

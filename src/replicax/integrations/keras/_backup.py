@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from replicax.checkpoint import Checkpoint, CheckpointManager
 from replicax.errors import InvalidArgument
 from replicax.integrations.keras._hooks import elements_of, require_jax
+from replicax.integrations.keras._order import generators, set_generators
 from replicax.integrations.keras._private import begin_at
 
 
@@ -58,17 +58,17 @@ class BackupAndRestore(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         require_jax()
-        if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
+        if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
             raise InvalidArgument(
                 f"`save_freq` is 'epoch' or a positive number of steps; got {save_freq!r}."
             )
         self._directory = Path(backup_dir)
-        self._save_freq = save_freq
+        self._steps = save_freq if isinstance(save_freq, int) else None
         self._delete = delete_checkpoint
 
     def on_train_begin(self, logs: Any = None) -> None:
         # Asked once: every `self.model` has Keras put the values of the last step into variables.
-        self._fitted = self.model
+        self._fitted: Any = self.model
         self._progress = _Progress(self._fitted)
         checkpoint = Checkpoint(model=self._fitted, progress=self._progress)
         self._manager = CheckpointManager(checkpoint, self._directory, max_to_keep=1)
@@ -89,15 +89,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._restored = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._save_freq == "epoch" or self._progress.passing:
+        if self._steps is None or self._progress.passing:
             return
         self._unsaved += 1
-        if self._unsaved >= self._save_freq:
+        if self._unsaved >= self._steps:
             self._save()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._progress.end_epoch(epoch)
-        if self._save_freq == "epoch":
+        if self._steps is None:
             self._save()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -130,8 +130,8 @@ class _Progress:
         self.epoch, self.calls = 0, 0  # of the train function, in this epoch
 
     def take_part(self) -> None:
-        self._train = self._model.train_function
-        self._model.train_function = self._step
+        self._train: Any = self._model.train_function
+        setattr(self._model, "train_function", self._step)  # noqa: B010  typed as None in Keras
 
     def leave(self) -> None:
         self._model.train_function = self._train
@@ -157,7 +157,7 @@ class _Progress:
             "calls": self.calls,
             "taken": 0 if reading is None else reading.taken,
             "before": None if reading is None else reading.before,
-            "now": _generators(),
+            "now": generators(),
             "elements": reading and self._elements and self._elements.get_state(),
         }
 
@@ -178,9 +178,9 @@ class _Progress:
         """The beginning of a pass: the one that was cut off, if there was one."""
         state, self._resumed = self._resumed, None
         if state is None:
-            return _Reading(iterator, _generators())
+            return _Reading(iterator, generators())
         before = state["before"] or state["now"]
-        _set_generators(before)  # an order is drawn with the first batch
+        set_generators(before)  # an order is drawn with the first batch
         reading = _Reading(iterator, before)
         if self._elements is not None:
             self._elements.resume(state["elements"])  # when its first batch is asked for
@@ -189,7 +189,7 @@ class _Progress:
             for _ in range(state["taken"]):
                 next(reading)
         if state["taken"]:
-            _set_generators(state["now"])
+            set_generators(state["now"])
         return reading
 
 
@@ -218,15 +218,3 @@ class _Reading:
             except StopIteration:
                 return True
         return False
-
-
-def _generators() -> list[Any]:
-    """The global generators that Keras, and users, draw orders from; what JSON can express."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return [[kind, keys.tolist(), *rest], random.getstate()]
-
-
-def _set_generators(state: list[Any]) -> None:
-    (kind, keys, *rest), (version, words, gauss) = state
-    np.random.set_state((kind, np.uint32(keys), *rest))
-    random.setstate((version, tuple(words), gauss))

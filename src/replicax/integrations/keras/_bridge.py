@@ -11,7 +11,7 @@ import keras
 
 from replicax import _bridges, _context
 from replicax.integrations.keras import _hooks
-from replicax.integrations.keras._scope import Ownership, surround
+from replicax.integrations.keras._scope import ownership, surround
 from replicax.integrations.keras._variables import adopted
 from replicax.variables import Variable
 
@@ -29,10 +29,10 @@ class _Keras:
 
     def follow(self) -> None:
         in_scope = _context.current().strategy is not None
-        ours = isinstance(keras.distribution.distribution(), Ownership)
+        ours = keras.distribution.distribution() is ownership()
         if in_scope and not ours:
             self._thread.before = keras.distribution.distribution()
-            keras.distribution.set_distribution(Ownership())
+            keras.distribution.set_distribution(ownership())
         elif ours and not in_scope:
             keras.distribution.set_distribution(self._thread.before)
 

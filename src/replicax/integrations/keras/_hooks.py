@@ -22,7 +22,7 @@ from replicax.errors import InvalidArgument
 from replicax.input import DistributedDataset
 from replicax.integrations.keras import _training
 from replicax.integrations.keras._input import Elements, agree_on_order, prepared
-from replicax.strategies import Strategy, get_replica_context
+from replicax.strategies import Strategy, get_replica_context, get_strategy
 
 _elements: weakref.WeakKeyDictionary[keras.Model, Elements] = weakref.WeakKeyDictionary()
 _models: weakref.WeakKeyDictionary[keras.Model, Strategy] = weakref.WeakKeyDictionary()
@@ -66,10 +66,9 @@ def _remembering(new: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(new)
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         model = new(cls, *args, **kwargs)
-        strategy = _context.current().strategy
-        if strategy is not None:
+        if _context.current().strategy is not None:
             require_jax()
-            _models[model] = strategy
+            _models[model] = get_strategy()
         return model
 
     return __new__

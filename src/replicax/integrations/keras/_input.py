@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any, final
 
 import jax
-import numpy as np
 
 from replicax import cluster
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument
 from replicax.input import DistributedDataset, DistributedIterator, of_a_library
+from replicax.integrations.keras._order import generators, set_generators
 from replicax.integrations.keras._private import DataAdapter
 from replicax.integrations.keras._rows import rows_of_element
 from replicax.strategies import Strategy
@@ -90,12 +90,7 @@ def prepared(data: Any, strategy: Strategy, method: str, steps: int | None) -> A
 
 
 def agree_on_order(strategy: Strategy) -> None:
-    """Has Keras shuffle arrays in the same order on all workers: that of the first.
-
-    Keras draws it from NumPy's global generator.
-    """
+    """Has Keras shuffle arrays in the same order on all workers: that of the first."""
     if not strategy.topology.spans_processes:
         return
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    first = cluster.current().meet("the order of examples", [kind, keys.tolist(), *rest])[0]
-    np.random.set_state((first[0], np.uint32(first[1]), *first[2:]))
+    set_generators(cluster.current().meet("the order of examples", generators())[0])

@@ -31,7 +31,7 @@ def without_transposed_products(fn: Callable[..., Nest]) -> Callable[..., Nest]:
 def _evaluate(jaxpr: Jaxpr, consts: list[Any], args: list[Any]) -> list[Any]:
     values: dict[Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))
-    products: dict[Var, Any] = {}
+    products: dict[Any, Any] = {}
 
     def read(variable: Any) -> Any:
         return variable.val if isinstance(variable, Literal) else values[variable]

@@ -35,6 +35,12 @@ class Ownership(keras.distribution.DataParallel):
         return None
 
 
+@functools.cache
+def ownership() -> Ownership:
+    """The one that there is: it has no state."""
+    return Ownership()
+
+
 @final
 class VariablesInUse(keras.StatelessScope):
     """Has reads and writes of Keras variables follow our rules, while a function runs.
@@ -71,7 +77,7 @@ def surround(fn: Callable[..., Any]) -> Callable[..., Any]:
     def surrounded(*args: Any, **kwargs: Any) -> Any:
         if current_scope() is not None:  # ours, or Keras infers shapes or is stateless itself
             return fn(*args, **kwargs)
-        with Ownership().scope(), VariablesInUse():
+        with ownership().scope(), VariablesInUse():
             return fn(*args, **kwargs)
 
     return surrounded

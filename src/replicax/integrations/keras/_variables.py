@@ -12,6 +12,7 @@ import keras
 from replicax import _context
 from replicax._context import Frame
 from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax.errors import InvalidArgument
 from replicax.integrations.keras._private import get_array, set_array
 from replicax.variables import (
     AdoptedMirroredVariable,
@@ -91,16 +92,27 @@ def _is_seed(variable: keras.Variable) -> bool:
 class _InKeras:
     """Keeps the array in the Keras variable, which is kept alive by its model."""
 
-    __slots__ = ("_variable",)
+    __slots__ = ("_path", "_reference")
 
     def __init__(self, variable: keras.Variable) -> None:
-        self._variable = weakref.ref(variable)
+        self._reference, self._path = weakref.ref(variable), variable.path
 
     def get(self) -> jax.Array:
-        return get_array(self._variable())
+        return get_array(self._variable)
 
     def set(self, array: jax.Array) -> None:
-        set_array(self._variable(), array)
+        set_array(self._variable, array)
+
+    @property
+    def _variable(self) -> keras.Variable:
+        variable = self._reference()
+        if variable is None:
+            raise InvalidArgument(
+                f"A compiled function uses the Keras variable {self._path!r}, which is gone: its "
+                "model was deleted, or replaced by another one. Make the function anew, or pass "
+                "what changes as an argument."
+            )
+        return variable
 
 
 @final

@@ -1,0 +1,22 @@
+"""The global generators that Keras, and users, draw the order of examples from."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+
+def generators() -> list[Any]:
+    """Where those of NumPy and Python stand; what JSON can express."""
+    state: Any = np.random.get_state(legacy=True)
+    kind, keys, *rest = state
+    return [[kind, keys.tolist(), *rest], random.getstate()]
+
+
+def set_generators(state: list[Any]) -> None:
+    (kind, keys, *rest), (version, words, gauss) = state
+    numpy_state: Any = (kind, np.asarray(keys, np.uint32), *rest)
+    np.random.set_state(numpy_state)
+    random.setstate((version, tuple(words), gauss))

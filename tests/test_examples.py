@@ -31,7 +31,7 @@ def test_keras_digits(tmp_path):
     main = runpy.run_path(str(PROJECT / "examples" / "keras_digits.py"))["main"]
     outcome = CliRunner().invoke(
         main,
-        ["--replicas", "3", "--epochs", "3", "--backup", str(tmp_path / "backup")],
+        ["--replicas", "2", "--epochs", "3", "--backup", str(tmp_path / "backup")],
         catch_exceptions=False,
     )
     assert outcome.exit_code == 0

@@ -9,14 +9,16 @@ demo: .venv/installed
 
 # Two at a time, but for tests that start workers themselves, and watch the clock.
 ALONE := tests/multiprocess tests/launch tests/doctor
+WHICH := not slow
 test: .venv/installed
-	$(BIN)/python -m pytest --numprocesses 2 $(addprefix --ignore=,$(ALONE))
-	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest --numprocesses 2 -m '$(WHICH)' $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest -m '$(WHICH)' $(ALONE)
 
-# Also what needs TensorFlow, PyTorch and libtpu. Other builds of PyTorch bring gigabytes of CUDA.
+# Also the slow ones, and what needs TensorFlow, PyTorch and libtpu. Other builds of PyTorch bring
+# gigabytes of CUDA.
 test-all: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev,tensorflow,torch,tpu]' torch==2.13.0
-	$(MAKE) test
+	$(MAKE) test WHICH=
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -19,6 +19,8 @@ ALL = [
     "tests/test_context.py",
     "tests/test_bad_input.py",
 ]
+# The same without what takes longest to compile, and has nothing to do with devices.
+BASE = [tests for tests in ALL if tests not in ("tests/integrations", "tests/checkpoint")]
 # With more workers than cores it takes long: those that compare with one device on the whole batch.
 TRAINING = "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_whole_batch"
 
@@ -28,7 +30,7 @@ TRAINING = "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_
     ("workers", "devices", "logical", "tests", "at_least"),
     [
         (2, 1, 1, ALL, 150),
-        (2, 2, 1, ALL, 150),
+        (2, 2, 1, [*BASE, TRAINING], 150),
         (4, 1, 1, [TRAINING], 6),
         (4, 2, 1, [TRAINING], 6),
         (2, 4, 2, [TRAINING, "tests/collectives"], 20),

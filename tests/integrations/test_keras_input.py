@@ -10,7 +10,7 @@ from keras_models import BATCH, LABELS, ROWS, TABLE, dense, keras
 from pipelines import TENSORFLOW, TORCH, require
 
 import replicax as rx
-from replicax.errors import InvalidArgument
+from replicax.errors import CollectiveMismatch, InvalidArgument
 
 # Keras warns of every dataset whose length shows only in reading it.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -134,6 +134,17 @@ def test_workers_share_a_dataset_and_have_the_same_of_everything_else(strategy):
     whole = compiled(rx.get_strategy())
     expected = whole.fit(TABLE, LABELS, batch_size=ROWS, verbose=0).history
     assert shuffled["loss"] == pytest.approx(expected["loss"])
+
+
+def test_workers_with_other_arrays_are_told(strategy):
+    model, own = compiled(strategy), TABLE[: 10 + jax.process_index()]
+    if jax.process_count() == 1:
+        model.evaluate(own, LABELS[: len(own)], verbose=0)
+        return
+    with pytest.raises(
+        CollectiveMismatch, match=r"same `x`: .* float32\[10, 5\].* float32\[11, 5\]"
+    ):
+        model.evaluate(own, LABELS[: len(own)], verbose=0)
 
 
 def test_on_batch_methods(three):

@@ -21,7 +21,7 @@ from replicax.collectives import CommunicationOptions
 from replicax.errors import InvalidArgument
 from replicax.input import DistributedDataset
 from replicax.integrations.keras import _training
-from replicax.integrations.keras._input import Elements, agree_on_order, prepared
+from replicax.integrations.keras._input import Elements, agree, prepared
 from replicax.strategies import Strategy, get_replica_context, get_strategy
 
 _elements: weakref.WeakKeyDictionary[keras.Model, Elements] = weakref.WeakKeyDictionary()
@@ -133,8 +133,8 @@ def _feeding(method: Callable[..., Any]) -> Callable[..., Any]:
             given["validation_data"] = prepared(
                 validation, strategy, "validation_data", given.get("validation_steps")
             )
+        agree(strategy, name, given)
         if name == "fit":
-            agree_on_order(strategy)
             _elements.pop(self, None)
             if isinstance(given["x"], Elements):
                 _elements[self] = given["x"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import jax
 
 from replicax import cluster
 from replicax._typing import Nest
-from replicax.errors import InvalidArgument
+from replicax.errors import CollectiveMismatch, InvalidArgument
 from replicax.input import DistributedDataset, DistributedIterator, of_a_library
 from replicax.integrations.keras._order import generators, set_generators
 from replicax.integrations.keras._private import DataAdapter
@@ -89,8 +89,40 @@ def prepared(data: Any, strategy: Strategy, method: str, steps: int | None) -> A
     return data
 
 
-def agree_on_order(strategy: Strategy) -> None:
-    """Has Keras shuffle arrays in the same order on all workers: that of the first."""
+def agree(strategy: Strategy, method: str, given: Mapping[str, Any]) -> None:
+    """Makes sure that all workers call a method with data of the same shapes and settings.
+
+    They then shuffle arrays in the same order: that of the first worker.
+    """
     if not strategy.topology.spans_processes:
         return
-    set_generators(cluster.current().meet("the order of examples", generators())[0])
+    session = cluster.current()
+    facts = {
+        argument: _described(value)
+        for argument, value in given.items()
+        if argument not in ("self", "callbacks", "verbose", "kwargs")
+    }
+    brought = session.meet(f"`{method}` of a Keras model", [facts, generators()])
+    for argument in {name: None for each, _ in brought for name in each}:
+        words = [each.get(argument, "nothing") for each, _ in brought]
+        if len(set(words)) > 1:
+            seen = "; ".join(
+                f"{name} got {word}"
+                for name, word in zip(session.members.names, words, strict=True)
+            )
+            raise CollectiveMismatch(
+                f"The workers do not call `{method}` with the same `{argument}`: {seen}. Give all "
+                "of them the same arrays, of which each takes its rows, and the same settings; or "
+                "a dataset, which they share."
+            )
+    set_generators(brought[0][1])
+
+
+def _described(value: Any) -> str:
+    """What has to be the same on all workers, in words."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    leaves = jax.tree.leaves(value)
+    if all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
+        return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+    return type(value).__name__

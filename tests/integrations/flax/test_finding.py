@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax_models import Model, X, nnx, over
+from flax_models import Model, X, Y, made, nnx, over, shared, step
 from support import components_equal, equal
 
 import replicax as rx
@@ -163,6 +163,17 @@ def test_attributes_are_part_of_what_a_program_is_for(two):
     model.second.kernel.set_value(jnp.ones((6, 1), jnp.bfloat16))
     equal(first()[1], model(X), 1e-2)
     assert forward.tracing_count == 4
+
+
+def test_functions_of_nnx_in_between_are_no_reason_to_trace_again(two):
+    ours = made(optax.adam(0.1))
+    compiled = rx.function(step)
+    (batch,) = shared(two, (X, Y))
+    for _ in range(2):
+        two.run(compiled, args=(*ours, *batch))
+        nnx.jit(step)(*ours, X, Y)
+        ours[0](X)
+    assert compiled.tracing_count == 1
 
 
 def test_a_counter_of_a_plain_object_is_no_reason_to_trace_again(two):

@@ -61,14 +61,14 @@ class Reached:
 class Reach:
     """What can be reached from some roots.
 
-    `containers` are lists and the like that modules hold. `places` are where else was looked: each
-    gives what is there now.
+    `containers` are the lists and the like that modules hold, by their ids. `places` are where else
+    was looked: each gives what is there now.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.nodes: list[nnx.Pytree] = []
         self.variables: list[Reached] = []
-        self.containers: list[Callable[[], Iterable[Any]]] = []
+        self.containers: dict[int, Any] = {}
         self.places: list[Callable[[], Iterable[Any]]] = []
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # so that an id means what it meant
@@ -93,7 +93,7 @@ class Reach:
             self.variables.append(Reached(value, name, holder))
         elif isinstance(value, nnx.Pytree):
             self.nodes.append(value)
-            for key, attribute in vars(value).items():
+            for key, attribute in sorted(vars(value).items()):  # NNX changes their order
                 self._visit(attribute, f"{name}.{key}", value, (), depth)
         elif isinstance(value, nnx.State):
             self._visit(value.raw_mapping, name, holder, names, depth)
@@ -128,11 +128,12 @@ class Reach:
     ) -> None:
         if len(value) > _LONGEST:
             return
-        mapping = isinstance(value, dict)
-        contents = value.values if mapping else lambda: value
-        (self.containers if isinstance(holder, nnx.Pytree) else self.places).append(contents)
-        pairs = list(value.items() if mapping else enumerate(value))
-        for key, item in pairs:
+        if isinstance(holder, nnx.Pytree):
+            self.containers[id(value)] = value
+        else:
+            self.places.append(lambda: items_of(value))
+        keys = sorted(value, key=str) if isinstance(value, dict) else range(len(value))
+        for key, item in zip(keys, items_of(value), strict=True):
             self._visit(item, f"{name}[{key!r}]", holder, names, depth)
 
     def _visit_function(self, function: types.FunctionType, depth: int) -> None:
@@ -184,6 +185,13 @@ class Reach:
             self.places.append(held.values)
             for key, attribute in list(held.items()):
                 self._visit(attribute, f"{name}.{key}", value, names, depth)
+
+
+def items_of(container: Any) -> list[Any]:
+    """What is in a list or the like; in a dictionary, the values, in the order of its keys."""
+    if isinstance(container, dict):
+        return [container[key] for key in sorted(container, key=str)]
+    return list(container)
 
 
 def may_lead_somewhere(value: Any) -> bool:

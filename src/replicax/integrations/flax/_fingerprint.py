@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from replicax.integrations.flax._discovery import Reach, may_lead_somewhere
+from replicax.integrations.flax._discovery import Reach, items_of, may_lead_somewhere
+from replicax.integrations.flax._private import NOT_THE_USERS
 
 _BY_VALUE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _KEPT = 64  # sets of objects that one function is called with, of which is known what they reach
@@ -40,86 +42,95 @@ class _Known:
         self._roots = roots  # so that their ids mean what they meant
         self._reach = Reach(roots)
         self.fingerprint = Fingerprint(self._reach)
-        self._elsewhere = self._look_elsewhere()
+        self._seen = self._look()
+        self._kinds = _kinds(self._reach)
 
     def holds(self) -> bool:
-        return self.fingerprint.holds_for(self._reach) and self._look_elsewhere() == self._elsewhere
+        return self._look() == self._seen and _kinds(self._reach) == self._kinds
 
-    def _look_elsewhere(self) -> list[int]:
-        # Counters and the like change from step to step, and lead nowhere.
-        return [
-            id(value)
-            for place in self._reach.places
-            for value in place()
-            if may_lead_somewhere(value)
+    def _look(self) -> list[Any]:
+        reach = self._reach
+        looked = [
+            value if value.__class__ in _BY_VALUE else (id(value),)
+            for held in (*map(vars, reach.nodes), *reach.containers.values())
+            for value in (held.values() if held.__class__ is dict else held)
         ]
+        # Counters and the like change from step to step, and lead nowhere.
+        looked += [
+            id(value) for place in reach.places for value in place() if may_lead_somewhere(value)
+        ]
+        return looked
 
 
 @final
 class Fingerprint:
-    """The objects, their attributes, and the shapes and types of their variables."""
+    """Which objects, what their attributes are, and the shapes and types of their variables."""
 
-    __slots__ = ("_attributes", "_count", "_hash", "_held", "_kinds", "_objects")
+    __slots__ = ("_hash", "_held", "_key")
 
     def __init__(self, reach: Reach) -> None:
-        self._objects = tuple([id(thing) for thing in (*reach.nodes, *_variables(reach))])
-        self._attributes = _attributes(reach)
-        self._kinds = _kinds(reach)
-        self._held = (reach.nodes, _variables(reach), _everything(reach))  # known by their ids
-        self._hash = hash((self._objects, tuple(self._attributes)))
-        self._count = len(reach.nodes)
-
-    def holds_for(self, reach: Reach) -> bool:
-        """Whether objects that were reached before are as they were."""
-        return _attributes(reach) == self._attributes and _kinds(reach) == self._kinds
+        variables = [reached.variable for reached in reach.variables]
+        attributes = _held(reach)
+        self._held = (reach.nodes, variables, attributes)  # so that their ids mean what they meant
+        self._key = (
+            [id(thing) for thing in (*reach.nodes, *variables)],
+            # NNX replaces lists by equal ones, so that it is what they hold that counts.
+            [_identity(value, reach.containers) for value in attributes],
+            _kinds(reach),
+        )
+        self._hash = hash(tuple(self._key[0]))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, Fingerprint)
-            and self._objects == other._objects
-            and self._attributes == other._attributes
-            and self._kinds == other._kinds
-        )
+        if not isinstance(other, Fingerprint):
+            return False
+        return self is other or self._key == other._key
 
     def __repr__(self) -> str:
-        return f"<{self._count} objects of Flax>"
+        return f"<{len(self._held[0])} objects of Flax>"
 
 
-def _variables(reach: Reach) -> list[nnx.Variable]:
-    return [reached.variable for reached in reach.variables]
-
-
-def _everything(reach: Reach) -> list[Any]:
-    """All attributes, and what is in lists."""
-    values = [value for node in reach.nodes for value in vars(node).values()]
-    values.extend(item for contents in reach.containers for item in contents())
+def _held(reach: Reach) -> list[Any]:
+    """All attributes, but for those of NNX's own, and what is in lists."""
+    values = [
+        value
+        for node in reach.nodes
+        for name, value in sorted(vars(node).items())  # NNX changes their order
+        if name not in NOT_THE_USERS
+    ]
+    for container in reach.containers.values():
+        values += items_of(container)
     return values
 
 
-def _attributes(reach: Reach) -> list[Any]:
-    return [value if value.__class__ in _BY_VALUE else (id(value),) for value in _everything(reach)]
+def _identity(value: Any, containers: dict[int, Any]) -> Any:
+    if value.__class__ in _BY_VALUE:
+        return value
+    if isinstance(value, nnx.State) or id(value) in containers:
+        return (
+            value.__class__,
+            len(value),
+            tuple(sorted(value, key=str)) if isinstance(value, dict) else None,
+        )
+    return (id(value),)
 
 
 def _kinds(reach: Reach) -> list[Any]:
     kinds: list[Any] = []
     for reached in reach.variables:
         value = reached.variable.get_raw_value()
-        if isinstance(value, jax.Array):
-            kinds += (value.shape, value.dtype)
+        dtype = getattr(value, "dtype", None)
+        if dtype is not None:
+            kinds += (value.shape, dtype)
         else:
             leaves, structure = jax.tree.flatten(value)
-            kinds.append(structure)
-            kinds += [
-                (jax.numpy.shape(leaf), jax.numpy.result_type(leaf))
-                if _is_number(leaf)
-                else id(leaf)
-                for leaf in leaves
-            ]
+            kinds += (structure, *(_kind(leaf) for leaf in leaves))
     return kinds
 
 
-def _is_number(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") or isinstance(leaf, (bool, int, float, complex))
+def _kind(leaf: Any) -> Any:
+    if hasattr(leaf, "dtype") or isinstance(leaf, (bool, int, float, complex)):
+        return jnp.shape(leaf), jnp.result_type(leaf)
+    return leaf if leaf.__class__ in _BY_VALUE else (id(leaf),)

@@ -14,6 +14,9 @@ from flax import nnx
 
 State = dict[str, Any]
 
+# Attributes of modules that NNX keeps for itself, and replaces whenever it likes.
+NOT_THE_USERS = frozenset({"_pytree__state", "_pytree__nodes"})
+
 
 def current_trace() -> Any:
     """What stands for the current trace in the state of a variable."""

@@ -121,7 +121,7 @@ class Adopted:
         return self._form.arrays_among(leaves)
 
     def _adopt(self, index: int, form: _Form, strategy: StrategyLike | None) -> Variable:
-        keeper = _InNNX(self.variable, index)
+        keeper = _InNNX(self.variable, index, form.keys[index])
         name = self.name if len(form.kinds) == 1 else f"{self.name}[{index}]"
         request = VariableRequest(
             None,
@@ -227,10 +227,10 @@ def _key_kind(leaf: Any) -> Any:
 class _InNNX:
     """Keeps an array in the NNX variable, as one leaf of its value."""
 
-    __slots__ = ("_array", "_index", "_leaf", "_variable")
+    __slots__ = ("_array", "_index", "_key_kind", "_leaf", "_variable")
 
-    def __init__(self, variable: nnx.Variable, index: int) -> None:
-        self._variable, self._index = variable, index
+    def __init__(self, variable: nnx.Variable, index: int, key_kind: Any) -> None:
+        self._variable, self._index, self._key_kind = variable, index, key_kind
         self._leaf: Any = None
         self._array: Any = None
 
@@ -242,9 +242,12 @@ class _InNNX:
         return self._array
 
     def set(self, array: jax.Array) -> None:
-        leaves, structure = jax.tree.flatten(self._variable.get_raw_value())
-        kind = _key_kind(leaves[self._index])
+        kind = self._key_kind
         leaf = array if kind is None else jax.random.wrap_key_data(array, impl=kind)
-        leaves[self._index] = self._leaf = leaf
-        self._array = array
-        set_raw_value(self._variable, jax.tree.unflatten(structure, leaves))
+        self._leaf, self._array = leaf, array
+        value = self._variable.get_raw_value()
+        if not isinstance(value, jax.Array):
+            leaves, structure = jax.tree.flatten(value)
+            leaves[self._index] = leaf
+            leaf = jax.tree.unflatten(structure, leaves)
+        set_raw_value(self._variable, leaf)

@@ -60,27 +60,11 @@ def measure_many_steps(
 ) -> list[MeasuredCell]:
     """What a training step takes: to the protocol, a whole call is one step."""
     return [
-        _each_training_step(
-            measure_cell(BY_ONE_CALL, cell, sittings, rounds, CALLS[cell.hidden], peer_environments)
-        )
+        measure_cell(
+            BY_ONE_CALL, cell, sittings, rounds, CALLS[cell.hidden], peer_environments
+        ).each_of(STEPS_A_CALL)
         for cell in cells
     ]
-
-
-def _each_training_step(calls: MeasuredCell) -> MeasuredCell:
-    return replace(
-        calls,
-        steps=calls.steps * STEPS_A_CALL,
-        measurements=[
-            replace(
-                measurement,
-                seconds_per_step=[
-                    seconds / STEPS_A_CALL for seconds in measurement.seconds_per_step
-                ],
-            )
-            for measurement in calls.measurements
-        ],
-    )
 
 
 def print_many_steps(console: Console, measured: Sequence[MeasuredCell]) -> None:

@@ -61,6 +61,20 @@ class MeasuredCell:
             ],
         )
 
+    def each_of(self, parts: int) -> MeasuredCell:
+        """The same for a training step, where what was measured consists of so many of them."""
+        return replace(
+            self,
+            steps=self.steps * parts,
+            measurements=[
+                replace(
+                    measurement,
+                    seconds_per_step=[seconds / parts for seconds in measurement.seconds_per_step],
+                )
+                for measurement in self.measurements
+            ],
+        )
+
     @property
     def baseline(self) -> Measurement:
         return self.measurements[0]

@@ -5,10 +5,12 @@ README.md says what is measured and how to read it.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 from feeding import FED_CELLS, feeding_targets, measure_feeding, print_feeding
+from keras_fit import FIT_CELLS, fit_targets, measure_fit, print_fit
 from many_steps import (
     MANY_STEPS_CELLS,
     many_steps_targets,
@@ -71,19 +73,28 @@ def main(
     many_steps = measure_many_steps(
         sittings, rounds, peer_environments, MANY_STEPS_CELLS[:1] if quick else MANY_STEPS_CELLS
     )
+    fit = []
+    if find_spec("keras") is not None:
+        fit = measure_fit(
+            sittings, rounds, peer_environments, FIT_CELLS[:1] if quick else FIT_CELLS
+        )
     overhead = measure_overhead(sittings * rounds)
     scaling = measure_scaling(sittings * rounds, QUICK_REPLICAS if quick else REPLICAS)
 
     console = Console(width=WIDTH)
     console.print(header, highlight=False)
     print_versions(
-        console, versions_of([*eager, *compiled, *workers, *feeding.iterated, *many_steps])
+        console, versions_of([*eager, *compiled, *workers, *feeding.iterated, *many_steps, *fit])
     )
     print_training(console, "Compiled training step", compiled)
     print_training(console, "Eager training step", eager)
     print_workers(console, workers)
     print_feeding(console, feeding)
     print_many_steps(console, many_steps)
+    if fit:
+        print_fit(console, fit)
+    else:
+        console.print("Keras is missing: `fit` is left out. It comes with the extra `keras`.")
     print_overhead(console, overhead)
     print_scaling(console, scaling)
     if not quick:  # two rounds are no evidence
@@ -92,6 +103,7 @@ def main(
             workers_targets(workers),
             feeding_targets(feeding),
             many_steps_targets(many_steps),
+            fit_targets(fit),
             overhead_targets(overhead),
         ]
         print_targets(console, [target for some in targets for target in some])

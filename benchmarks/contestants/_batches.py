@@ -14,10 +14,10 @@ from _problem import CLASSES, FEATURES, Cell
 BATCHES = 64  # 51 MB of rows, in batches of 256
 
 
-def arrays_of(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+def arrays_of(cell: Cell, batches: int = BATCHES) -> tuple[np.ndarray, np.ndarray]:
     """The rows of all batches, and their labels."""
     random = np.random.RandomState(1)
-    count = BATCHES * cell.global_batch
+    count = batches * cell.global_batch
     rows = random.randn(count, FEATURES).astype(np.float32)
     return rows, random.randint(0, CLASSES, count).astype(np.int32)
 

@@ -13,6 +13,7 @@ import numpy as np
 FEATURES = 784
 CLASSES = 10
 STEPS_A_CALL = 50  # of those who take several training steps by one call
+EPOCH_ROWS = 32_768  # of those who call `fit`
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ def serve(
     build: Callable[[Cell], Callable[[], Any]],
     versions: Mapping[str, str],
     *,
+    warmup_steps: int = WARMUP_STEPS,
     fetch: Callable[[Any], Any] = lambda returned: returned,
     result_of: Callable[[Any], float] = float,
     before_steps: Callable[[int], None] = lambda steps: None,
@@ -40,6 +41,7 @@ def serve(
         build: Makes, for a cell, the function that takes one step; one of a training returns its
             loss.
         versions: The packages under test, for the report.
+        warmup_steps: How many steps there are before the first that is timed.
         fetch: Called with what the last step of a turn returned, for steps that return before they
             are done. It is timed.
         result_of: Makes the number that all contestants have to agree in of what was fetched. It is
@@ -53,9 +55,9 @@ def serve(
         print(json.dumps(message), file=answers, flush=True)
 
     step = build(Cell(**json.loads(sys.stdin.readline())))
-    take_steps(step, WARMUP_STEPS, fetch)
+    take_steps(step, warmup_steps, fetch)
     after_steps()
-    answer({"steps_done": WARMUP_STEPS, "versions": with_python(versions)})
+    answer({"steps_done": warmup_steps, "versions": with_python(versions)})
     for request in sys.stdin:
         verb, count = request.split()
         if verb != "steps":

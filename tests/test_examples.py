@@ -40,6 +40,31 @@ def test_keras_digits(tmp_path):
     assert float(accuracy[1]) >= 0.85
 
 
+def test_flax_digits():
+    pytest.importorskip("flax", reason="Flax is not installed: pip install replicax[flax]")
+    main = runpy.run_path(str(PROJECT / "examples" / "flax_digits.py"))["main"]
+    outcome = CliRunner().invoke(main, ["--replicas", "2", "--epochs", "3"], catch_exceptions=False)
+    assert outcome.exit_code == 0
+    accuracy = re.search(r"Test accuracy on 360 unseen digits: (\d\.\d+)", outcome.output)
+    assert accuracy is not None
+    assert float(accuracy[1]) >= 0.7  # 0.98 after all ten epochs
+
+
+def test_flax_characters():
+    pytest.importorskip("flax", reason="Flax is not installed: pip install replicax[flax]")
+    main = runpy.run_path(str(PROJECT / "examples" / "flax_characters.py"))["main"]
+    small = ["--width", "32", "--blocks", "1", "--steps", "80"]
+    outcome = CliRunner().invoke(main, ["--replicas", "2", *small], catch_exceptions=False)
+    assert outcome.exit_code == 0
+    loss = re.search(r"Loss on unseen pages: (\d\.\d+)", outcome.output)
+    counting = re.search(r"By counting characters: (\d\.\d+)", outcome.output)
+    assert loss is not None
+    assert counting is not None
+    # The small one does better than who only counts characters; the whole one, than who counts
+    # pairs: 1.46 against 2.72.
+    assert float(loss[1]) < float(counting[1]) - 0.1
+
+
 def test_gradient_accumulation():
     main = runpy.run_path(str(PROJECT / "examples" / "gradient_accumulation.py"))["main"]
     by_cond, by_optax = main()

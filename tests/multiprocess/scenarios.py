@@ -432,6 +432,37 @@ def callbacks(strategy, worker):
     return [total, seen]
 
 
+@scenario
+def flax_modules(strategy, worker):
+    try:
+        from flax import nnx
+    except ImportError:
+        return None
+    import optax
+
+    model = nnx.Dict(weight=nnx.Param(jnp.float32(worker)), rngs=nnx.Rngs(worker))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    metric = nnx.metrics.Average()
+
+    def step(x):
+        optimizer.update(model, nnx.grad(lambda model: model.weight[...] * x)(model))
+        metric.update(values=x)
+        return model.rngs.uniform()
+
+    x = of_worker(strategy, np.float32(worker + 1.0))
+    drawn = [
+        float(strategy.experimental_local_results(strategy.run(fn, args=(x,)))[0])
+        for fn in (rx.function(step), step)
+    ]
+    plain = nnx.Rngs(0)
+    own = drawn == [float(plain.uniform()), float(plain.uniform())]
+    return {
+        "weight": float(model.weight[...]),
+        "metric": [float(metric.total[...]), int(metric.count[...])],
+        "the numbers of worker 0 are those of one device": own == (worker == 0),
+    }
+
+
 def main() -> None:
     strategy = rx.MultiWorkerMirroredStrategy()
     worker = strategy.cluster_resolver.task_id

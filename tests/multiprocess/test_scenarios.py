@@ -165,3 +165,12 @@ def test_input_of_strings_and_input_that_fails_to_begin(results):
 
 def test_programs_that_call_python(results):
     assert both(results, "callbacks") == [4.0, [2.0]]
+
+
+def test_modules_of_flax_begin_with_what_the_first_worker_has(results):
+    pytest.importorskip("flax", reason="Flax is not installed: pip install replicax[flax]")
+    assert both(results, "flax_modules") == {
+        "weight": 0 - 2 * 0.5 * (1 + 2),
+        "metric": [6.0, 4],
+        "the numbers of worker 0 are those of one device": True,
+    }

@@ -6,7 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax_models import ROWS, Model, X, Y, made, nnx, numbers, over, same, shared, step
+from flax_models import (
+    ROWS,
+    Model,
+    X,
+    Y,
+    made,
+    nnx,
+    numbers,
+    over,
+    plain_step,
+    quick_step,
+    same,
+    shared,
+    step,
+)
 from support import components_equal, equal, per_replica
 
 import replicax as rx
@@ -19,19 +33,10 @@ def test_batch_norm_of_equal_shares_equals_one_device(strategy, execution):
     batch = (X[rows], Y[rows])
     expected, ours = made(norm=True), made(norm=True)
 
-    def half(model, optimizer, metrics, x, y):
-        return step(model, optimizer, metrics, x, y)
-
     for element in shared(strategy, batch, batch):
-        strategy.run(half, args=(*ours, *element))
-    scale = ROWS / len(rows)  # of the loss, which is a sum over the batch
-
-    def whole(model, optimizer, metrics, x, y):
-        return step(model, optimizer, metrics, x, y) * scale
-
-    compiled = nnx.jit(whole)
+        strategy.run(quick_step, args=(*ours, *element))
     for _ in range(2):
-        compiled(*expected, *batch)
+        plain_step(*expected, *batch)
     same(ours, expected)
     assert not np.allclose(ours[0].norm.mean[...], 0)
 
@@ -42,9 +47,8 @@ def test_batch_norm_over_the_axis_of_replicas_sees_the_whole_batch(strategy):
     compiled = rx.function(step)
     for element in shared(strategy, (X, Y), (X, Y)):
         strategy.run(compiled, args=(*ours, *element))
-    plain = nnx.jit(step)
     for _ in range(2):
-        plain(*expected, X, Y)
+        plain_step(*expected, X, Y)
     same(ours, expected)
 
 
@@ -58,14 +62,15 @@ def test_the_axis_of_replicas_is_there_in_programs_only(two):
 
 @over("mirrored 1", "mirrored 2")
 def test_dropout_of_the_first_replica_is_that_of_one_device(strategy, execution):
-    ours, plain = Model(rate=0.5), Model(rate=0.5)
+    ours, plain = (nnx.Dropout(0.5, rngs=nnx.Rngs(3)) for _ in range(2))
     ones = np.ones((ROWS, 4), np.float32)
+    compiled = nnx.jit(lambda model, x: model(x))
 
     def forward(x):
-        return ours(x)
+        return compiled(ours, x)
 
     for _ in range(2):
-        expected = plain(ones)
+        expected = compiled(plain, ones)
         parts = strategy.experimental_local_results(strategy.run(forward, args=(ones,)))
         for replica, part in zip(strategy.topology.local_replicas, parts, strict=True):
             assert np.allclose(part, expected, atol=1e-6) == (replica == 0)
@@ -73,7 +78,7 @@ def test_dropout_of_the_first_replica_is_that_of_one_device(strategy, execution)
     ours.eval()
     plain.eval()
     for part in strategy.experimental_local_results(strategy.run(forward, args=(ones,))):
-        equal(part, plain(ones))
+        equal(part, compiled(plain, ones))
 
 
 @over("mirrored 2")

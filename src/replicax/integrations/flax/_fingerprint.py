@@ -1,7 +1,8 @@
 """What a compiled program depends on, of the NNX objects that its function uses.
 
 `model.eval()` changes an attribute and nothing else, and has to be noticed; so has a layer that was
-replaced. Looking is what every call of a compiled function pays for: 0.1 ms for 50 modules.
+replaced. Looking is what every call of a compiled function pays for: 0.3 ms for 30 modules with 120
+variables.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from flax_models import Model, X, Y, made, nnx, over, plain_step, shared, step
 from support import components_equal, equal
 
 import replicax as rx
+from replicax.integrations.flax import _fingerprint
+from replicax.integrations.flax._discovery import Reach
 
 
 class Line(nnx.Module):
@@ -174,6 +176,37 @@ def test_functions_of_nnx_in_between_are_no_reason_to_trace_again(two):
         two.run(compiled, args=(*ours, *batch))
         plain_step(*ours, X, Y)
     assert compiled.tracing_count == 1
+
+
+def test_objects_are_looked_for_once(two, monkeypatch):
+    ours = made()
+    roots = []
+
+    def noting(found):
+        roots.append(found)
+        return Reach(found)
+
+    monkeypatch.setattr(_fingerprint, "Reach", noting)
+    compiled = rx.function(step)
+    for batch in shared(two, *[(X, Y)] * 3):
+        two.run(compiled, args=(*ours, *batch))
+    assert roots == [[step, *ours]]
+
+
+def test_the_function_may_be_a_module_or_a_method_of_one(two):
+    class Doubling(nnx.Module):
+        def __init__(self):
+            self.inner = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return 2 * self.inner(x)
+
+        compiled = rx.function(__call__)
+
+    model = Doubling()
+    plain = nnx.jit(lambda model, x: model(x))(model, X)
+    for fn in (model, rx.function(model), model.compiled, rx.function(model.__call__)):
+        equal(two.experimental_local_results(two.run(fn, args=(X,)))[1], plain)
 
 
 def test_a_counter_of_a_plain_object_is_no_reason_to_trace_again(two):

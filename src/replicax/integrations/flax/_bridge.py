@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, final
 
 import jax
@@ -76,11 +76,13 @@ class _Flax:
 @contextmanager
 def _put_aside(exchange: InReplica | AcrossReplicas) -> Iterator[None]:
     token = active.set(None)
-    try:
-        with exchange.away():
-            yield
-    finally:
-        active.reset(token)
+    around: InReplica | AcrossReplicas | None = exchange
+    with ExitStack() as stack:
+        stack.callback(active.reset, token)
+        while around is not None:
+            stack.enter_context(around.away())
+            around = around.outer
+        yield
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

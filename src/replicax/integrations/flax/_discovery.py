@@ -18,8 +18,11 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
+from replicax._nest import Whole
 from replicax.execution import Function, FunctionOfInstance
 from replicax.execution._compiled_runs import contents_of
+from replicax.input import DistributedIterator
+from replicax.values import DistributedValues
 
 # Whose objects hold no modules of the user, and would lead far astray.
 _LIBRARIES = frozenset(
@@ -44,6 +47,7 @@ _WRAPPING = frozenset({"flax", "functools", "replicax"})
 _NOTHING_INSIDE = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type(...), np.ndarray, type, np.dtype}
 )
+_DATA = (jax.Array, jax.ShapeDtypeStruct, np.generic, DistributedValues, DistributedIterator, Whole)
 _LONGEST = 256  # of a list that may hold modules; a dataset is longer
 _DEEPEST = 6  # objects in objects
 
@@ -78,11 +82,7 @@ class Reach:
     def _visit(self, value: Any, name: str, holder: Any, names: Sequence[str], depth: int) -> None:
         """Looks at `value`, held by `holder`, on behalf of code that uses `names`."""
         kind = type(value)
-        if (
-            kind in _NOTHING_INSIDE
-            or isinstance(value, (jax.Array, type))
-            or id(value) in self._seen
-        ):
+        if not may_lead_somewhere(value) or id(value) in self._seen:
             return
         if kind is types.ModuleType:
             self._visit_module(value, names, depth)
@@ -196,7 +196,7 @@ def items_of(container: Any) -> list[Any]:
 
 def may_lead_somewhere(value: Any) -> bool:
     """Whether something could be reached from `value`."""
-    return type(value) not in _NOTHING_INSIDE and not isinstance(value, jax.Array)
+    return type(value) not in _NOTHING_INSIDE and not isinstance(value, (*_DATA, type))
 
 
 def _library(value: Any) -> str:

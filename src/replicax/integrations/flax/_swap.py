@@ -65,12 +65,15 @@ class _Exchange:
     """The objects that a function uses, with values for it."""
 
     def __init__(
-        self, reached: Sequence[Reached], nodes: Sequence[nnx.Pytree], outer: _Exchange | None
+        self,
+        reached: Sequence[Reached],
+        nodes: Sequence[nnx.Pytree],
+        outer: InReplica | AcrossReplicas | None,
     ) -> None:
         self.nodes = nodes
         self.adopted: list[Adopted] = [adopted(each) for each in reached]
         self._variables = [each.variable for each in reached]
-        self._outer = outer
+        self.outer = outer
         self._rules = Rules(nodes)
         self._each_rule = [self._rules.of(variable) for variable in self._variables]
         self._given: list[list[Any]] = []
@@ -78,7 +81,7 @@ class _Exchange:
 
     def covers(self, thing: nnx.Variable | nnx.Pytree) -> bool:
         """Whether an object has been exchanged, here or around this."""
-        around = self._outer is not None and self._outer.covers(thing)
+        around = self.outer is not None and self.outer.covers(thing)
         return around or id(thing) in self._ids
 
     def undo(self) -> None:
@@ -131,7 +134,7 @@ class InReplica(_Exchange):
         self,
         reached: Sequence[Reached],
         nodes: Sequence[nnx.Pytree],
-        outer: _Exchange | None,
+        outer: InReplica | AcrossReplicas | None,
         frame: Frame,
     ) -> None:
         super().__init__(reached, nodes, outer)
@@ -196,7 +199,7 @@ class AcrossReplicas(_Exchange):
         self,
         reached: Sequence[Reached],
         nodes: Sequence[nnx.Pytree],
-        outer: _Exchange | None,
+        outer: InReplica | AcrossReplicas | None,
         frame: Frame,
     ) -> None:
         super().__init__(reached, nodes, outer)

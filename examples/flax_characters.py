@@ -5,7 +5,7 @@
 
 It reads the pages in docs/ and is asked how well it foresees pages that it has not read, next to
 somebody who only counts characters, or pairs of them. Then it writes a few lines of its own: mostly
-words, and no sense.
+words, and no sense. 800 steps take some minutes on two cores.
 
 The step closes over the model, the optimizer and the metric; `rx.function` finds them.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,10 +164,12 @@ def test_own_kinds_of_variables_say_how_they_are_combined(strategy, execution):
 
 
 def test_variables_that_cannot_be_shared_are_refused(two):
-    with nnx.var_defaults(ref=True):
-        kept_by_reference = nnx.Param(jnp.zeros(2))
-    with pytest.raises(rx.errors.InvalidType, match="`ref` reference"):
-        two.run(lambda: kept_by_reference[...])
+    for kind in ("ref", "hijax"):
+        with nnx.var_defaults(**{kind: True}):
+            kept_by_reference = nnx.Param(jnp.zeros(2))
+        step = functools.partial(lambda variable: variable[...], kept_by_reference)
+        with pytest.raises(rx.errors.InvalidType, match=f"`{kind}` reference"):
+            two.run(step)
     cache = nnx.Cache(jnp.zeros(()))
 
     def write():

@@ -366,7 +366,7 @@ def test_directories_of_others_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="Nor is there a directory"):
         checkpoint.restore(tmp_path / "no" / "where")
     path = Path(checkpoint.save(tmp_path / "model"))
-    unfinished = path.rename(path.with_name("model-1.orbax-checkpoint-tmp"))
+    unfinished = path.rename(path.with_name("model-1.writing-0a1b"))
     with pytest.raises(rx.errors.InvalidCheckpoint, match="was cut off"):
         checkpoint.restore(unfinished)
 
@@ -435,5 +435,5 @@ def test_addresses_are_no_paths():
 
 def test_a_save_that_cannot_be_written_says_why(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(rx.errors.SaveFailed, match=r"could not write the checkpoint .*file/model"):
+    with pytest.raises(rx.errors.SaveFailed, match=r"/file cannot be listed: .*Not a directory"):
         rx.Checkpoint(a=1).save(tmp_path / "file" / "model")

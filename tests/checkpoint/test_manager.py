@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +19,7 @@ from support import equal
 import replicax as rx
 from replicax import cluster
 from replicax.checkpoint import _files as files
+from replicax.checkpoint._writing import under_way
 
 
 def names(manager: rx.CheckpointManager) -> list[str]:
@@ -209,21 +213,155 @@ def test_what_was_cut_off_is_never_picked_up(tmp_path):
         manager.save()
     complete = tmp_path / "ckpt-1"
     # Such as are left when the process is killed while it writes, or removes, a checkpoint.
-    for name in ("ckpt-2.orbax-checkpoint-tmp", "ckpt-0.deleted"):
+    for name in ("ckpt-2.writing-0a1b", "ckpt-0.deleted"):
         (tmp_path / name / "manifest").mkdir(parents=True)
     (tmp_path / "ckpt-7").mkdir()  # somebody else's
     (tmp_path / "ckpt-9").write_text("")
     assert manager.checkpoints == [str(complete)]
     with rx.CheckpointManager(checkpoint, tmp_path) as other:
         assert other.restore_or_initialize() == str(complete)
-        assert (tmp_path / "ckpt-2.orbax-checkpoint-tmp").exists()  # who only reads removes nothing
+        assert (tmp_path / "ckpt-2.writing-0a1b").exists()  # who only reads removes nothing
         other.save()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "ckpt-1",
-        "ckpt-2",
+        "ckpt-10",  # after all that have such a name
         "ckpt-7",
         "ckpt-9",
     ]
+
+
+def test_two_save_at_once(tmp_path):
+    """In directories of their own, and in one; by managers and by a checkpoint."""
+    array = np.arange(300_000.0)
+    for _ in range(2):
+        first = rx.CheckpointManager(rx.Checkpoint(x=array), tmp_path / "a")
+        second = rx.CheckpointManager(rx.Checkpoint(n=1), tmp_path / "b")
+        third = rx.CheckpointManager(rx.Checkpoint(x=array + 1), tmp_path / "." / "a")
+        paths = [each.save() for each in (first, second, third)]
+        paths.append(rx.Checkpoint(n=3).save(tmp_path / "b" / "best"))
+        for each in (first, second, third):
+            each.wait()
+        assert len(set(paths)) == 4
+        for path, offset in ((paths[0], 0.0), (paths[2], 1.0)):
+            restored = rx.Checkpoint(x=np.zeros_like(array))
+            restored.restore(path or "")
+            equal(restored.x, array + offset)
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        f"ckpt-{number}" for number in range(1, 5)
+    ]
+
+
+def test_what_somebody_else_writes_is_left_alone(tmp_path):
+    ours = tmp_path / "ckpt-1.writing-0a1b"
+    ours.mkdir()
+    with files._locked(ours) as locked:
+        assert locked
+        rx.Checkpoint(n=1).save(tmp_path / "ckpt")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-1", ours.name]
+    rx.Checkpoint(n=1).save(tmp_path / "ckpt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-1", "ckpt-2"]
+
+
+def test_a_run_that_is_tried_again_goes_on_from_what_was_being_written(tmp_path, gate):
+    def train(fails: bool) -> int:
+        checkpoint = rx.Checkpoint(n=0, x=np.zeros(1000))
+        with rx.CheckpointManager(checkpoint, tmp_path) as manager:
+            manager.restore_or_initialize()
+            begun = checkpoint.n
+            checkpoint.n += 1
+            path = manager.save()
+            if fails:
+                with pytest.raises(rx.errors.CheckpointNotFound, match="still being written"):
+                    checkpoint.restore(path)
+                threading.Timer(0.2, gate.set).start()
+                raise RuntimeError("a bad step")
+        return begun
+
+    with pytest.raises(RuntimeError, match="a bad step"):
+        train(fails=True)
+    assert train(fails=False) == 1
+
+
+def test_a_wait_that_is_interrupted_can_be_repeated(tmp_path, gate):
+    checkpoint = rx.Checkpoint(n=1)
+    manager = rx.CheckpointManager(checkpoint, tmp_path)
+    manager.save()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        manager.wait()
+    gate.set()
+    checkpoint.n = 2
+    manager.save()
+    manager.wait()
+    assert names(manager) == ["ckpt-1", "ckpt-2"]
+
+
+def test_a_directory_that_cannot_be_listed_is_not_empty(tmp_path, monkeypatch):
+    checkpoint = rx.Checkpoint(n=1)
+    manager = rx.CheckpointManager(checkpoint, tmp_path)
+
+    def refuse(directory):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse)
+        with pytest.raises(rx.errors.CheckpointError, match=r"cannot be listed.*Permission denied"):
+            manager.restore_or_initialize()
+        with pytest.raises(rx.errors.SaveFailed, match="cannot be listed"):
+            manager.save()
+    assert manager.restore_or_initialize() is None
+
+
+def test_a_save_that_failed_is_raised_before_the_next_is_due(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError("the disk is full")
+
+    step = rx.Variable(0)
+    manager = rx.CheckpointManager(
+        rx.Checkpoint(step=step), tmp_path, step_counter=step, checkpoint_interval=100
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write", fail)
+        manager.save()
+        for writing in under_way(tmp_path):
+            writing.news(None)
+        step.assign_add(1)
+        with pytest.raises(rx.errors.SaveFailed, match="the disk is full"):
+            manager.save()
+    assert manager.save() is not None  # for the one that failed
+    step.assign_add(1)
+    assert manager.save() is None
+    step.assign(0)  # as after restoring an older one
+    assert manager.save() is not None
+    manager.close()
+
+
+def test_what_is_in_the_way_is_passed_by(tmp_path):
+    checkpoint = rx.Checkpoint(n=1)
+    with rx.CheckpointManager(checkpoint, tmp_path) as manager:
+        manager.save()
+        (tmp_path / "ckpt-2").mkdir()
+        with pytest.raises(rx.errors.InvalidArgument, match="there is ckpt-2 in"):
+            manager.save(2)
+        manager.save()
+    assert names(manager) == ["ckpt-1", "ckpt-3"]
+    (tmp_path / "ckpt-3" / "manifest" / "metadata").write_text("{")
+    with pytest.raises(
+        rx.errors.InvalidCheckpoint, match=r"the one before, remove it\. Earlier ones are .*ckpt-1"
+    ):
+        manager.restore_or_initialize()
+
+
+def test_an_old_one_that_stays_is_no_failure(tmp_path, monkeypatch):
+    def fail(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files, "remove", fail)
+    manager = rx.CheckpointManager(rx.Checkpoint(n=1), tmp_path, 1, asynchronous=False)
+    manager.save()
+    with pytest.warns(RuntimeWarning, match=r"was written, but the old one .*ckpt-1 could not"):
+        manager.save()
+    assert names(manager) == ["ckpt-1", "ckpt-2"]
 
 
 def test_arguments_that_mean_nothing(tmp_path):
@@ -250,6 +388,7 @@ def test_a_save_that_is_cut_off_at_any_moment_is_complete_or_not_there(tmp_path)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     # The old one, until its last step makes the new one complete.
-    last = seen["moments"].index("os.rename /ckpt-2.orbax-checkpoint-tmp") + 1
+    renamed = re.compile(r"os\.rename /ckpt-2\.writing-\w+/checkpoint")
+    last = [bool(renamed.fullmatch(moment)) for moment in seen["moments"]].index(True) + 1
     assert seen["found"] == [1] * last + [2] * (len(seen["found"]) - last)
     assert 20 < last < len(seen["found"])

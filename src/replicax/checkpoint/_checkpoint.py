@@ -9,7 +9,6 @@ from typing import Any, final
 
 from replicax import _context
 from replicax._context import Kind
-from replicax.checkpoint import _files as files
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._report import RestoreReport
 from replicax.checkpoint._restoring import restore
@@ -113,8 +112,6 @@ class Checkpoint:
         """Takes the values, and lets them be written; for `CheckpointManager`."""
         _require_outside("save")
         inventory = Inventory(self._objects)
-        if number is None:
-            number = max(self._saves, *files.numbered(directory, name), 0) + 1
         saving = begin(inventory, Target(directory, name, number), self._saves, afterwards)
         object.__setattr__(self, "_saves", self._saves + 1)
         return saving

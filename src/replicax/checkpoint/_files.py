@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import re
+import secrets
 import shutil
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +18,12 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax.checkpoint._manifest import Manifest, Unusable, checksum_of
-from replicax.errors import CheckpointNotFound, InvalidCheckpoint
+from replicax.errors import CheckpointError, CheckpointNotFound, InvalidCheckpoint
 
-# Orbax writes a directory of this name, and gives it its own when it is complete.
-_TEMPORARY = ".orbax-checkpoint-tmp"
+# `ckpt-2` is written in a directory `ckpt-2.writing-` and a word of this save's own, with a file
+# that is locked as long as somebody writes there. It gets its name when it is complete.
+_WRITING, _LOCK = ".writing-", "lock"
+_OLD_SECONDS = 24 * 3600.0  # where files cannot be locked, nobody writes for longer than that
 _DELETED = ".deleted"
 _MANIFEST, _ARRAYS = "manifest", "arrays"
 
@@ -35,10 +42,66 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> N
     # It refuses arrays without elements, of which the manifest says all there is.
     with_elements = {key: array for key, array in arrays.items() if array.size}
     # 64 bits stay 64 bits, also where they become arrays of JAX for a moment.
-    with _checkpointer() as checkpointer, jax.enable_x64(True):
+    with _workplace(path) as workplace, _checkpointer() as checkpointer, jax.enable_x64(True):
         if with_elements:
             items[_ARRAYS] = ocp.args.PyTreeSave(_writable(with_elements))
-        checkpointer.save(path, ocp.args.Composite(**items))
+        written = workplace / "checkpoint"
+        checkpointer.save(written, ocp.args.Composite(**items))
+        _bring_to_disk(written)
+        # Fails if there is something of this name by now.
+        written.rename(path)
+        _bring_to_disk(path.parent, deep=False)
+
+
+@contextlib.contextmanager
+def _workplace(path: Path) -> Iterator[Path]:
+    """A directory next to `path` for one save, locked against those who remove what is left."""
+    while True:
+        workplace = path.with_name(f"{path.name}{_WRITING}{secrets.token_hex(8)}")
+        workplace.mkdir()
+        with _locked(workplace) as locked:
+            if locked is False:  # somebody took it for a leftover before it was locked
+                continue
+            try:
+                yield workplace
+            finally:
+                shutil.rmtree(workplace, ignore_errors=True)
+            return
+
+
+@contextlib.contextmanager
+def _locked(workplace: Path) -> Iterator[bool | None]:
+    """Keeps others out of a directory, and says whether that succeeded; None if nobody can tell.
+
+    The lock of a process ends with it, however that is.
+    """
+    try:
+        lock = os.open(workplace / _LOCK, os.O_RDWR | os.O_CREAT)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = os.fstat(lock).st_nlink > 0
+        except BlockingIOError:
+            locked = False
+        except OSError:  # a file system without locks
+            locked = None
+        yield locked
+    finally:
+        os.close(lock)
+
+
+def _bring_to_disk(directory: Path, *, deep: bool = True) -> None:
+    """Has the machine write what it keeps in memory, so that names do not come before content."""
+    paths = [directory, *(directory.rglob("*") if deep else ())]
+    for path in reversed(paths):
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -92,13 +155,33 @@ def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[s
 
 def numbered(directory: Path, name: str) -> dict[int, Path]:
     """The complete checkpoints `name-1`, `name-2` and so on in a directory, by number."""
+    return {
+        number: path
+        for number, path in sorted(taken(directory, name).items())
+        if (path / _MANIFEST).is_dir()
+    }
+
+
+def taken(directory: Path, name: str) -> dict[int, Path]:
+    """Everything that has the name of a checkpoint, whatever it is."""
     pattern = re.compile(rf"{re.escape(name)}-(\d+)")
-    found = {}
-    for path in directory.glob("*"):
-        matched = pattern.fullmatch(path.name)
-        if matched and (path / _MANIFEST).is_dir():
-            found[int(matched[1])] = path
-    return dict(sorted(found.items()))
+    matches = ((pattern.fullmatch(path.name), path) for path in _entries(directory))
+    return {int(matched[1]): path for matched, path in matches if matched}
+
+
+def _entries(directory: Path) -> list[Path]:
+    """What is in a directory; nothing, if there is none."""
+    try:
+        with os.scandir(directory) as entries:
+            return [Path(entry.path) for entry in entries]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        # Not to be taken for an empty one: a run would begin anew.
+        raise CheckpointError(
+            f"The directory of checkpoints {directory} cannot be listed: {error}. Make it one that "
+            "this process can read."
+        ) from error
 
 
 def remove(path: Path) -> None:
@@ -110,10 +193,19 @@ def remove(path: Path) -> None:
 
 def remove_leftovers(directory: Path, name: str) -> None:
     """Takes away what was left of checkpoints when writing or removing them was cut off."""
-    pattern = re.compile(rf"{re.escape(name)}-\d+({re.escape(_TEMPORARY)}.*|{re.escape(_DELETED)})")
-    for path in directory.glob("*"):
-        if pattern.fullmatch(path.name):
+    pattern = re.compile(rf"{re.escape(name)}-\d+({re.escape(_WRITING)}.*|{re.escape(_DELETED)})")
+    for path in _entries(directory):
+        matched = pattern.fullmatch(path.name)
+        if matched and matched[1] == _DELETED:
             shutil.rmtree(path, ignore_errors=True)
+        elif matched:
+            with _locked(path) as locked:
+                if locked or (locked is None and _is_old(path)):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_old(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > _OLD_SECONDS
 
 
 def _checkpointer() -> Any:
@@ -144,7 +236,11 @@ def _checkpointer() -> Any:
     return ocp.Checkpointer(
         ocp.CompositeCheckpointHandler(
             handler_registry=handlers,
-            composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+            composite_options=ocp.CompositeOptions(
+                multiprocessing_options=alone,
+                # It would tell others of directories that it made by a name that all saves share.
+                async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+            ),
         ),
         multiprocessing_options=alone,
     )
@@ -175,7 +271,7 @@ def _require_checkpoint(path: Path) -> None:
             f"There is no checkpoint {path}. {_neighbours(path)} Give the path that `save` "
             "returned."
         )
-    if _TEMPORARY in path.name or path.name.endswith(_DELETED):
+    if _WRITING in path.name or path.name.endswith(_DELETED):
         raise InvalidCheckpoint(_unusable(path, "writing it, or removing it, was cut off"))
     if not (path / _MANIFEST).is_dir():
         what = "it is a file" if path.is_file() else "it has no manifest"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, final
@@ -11,8 +12,9 @@ from typing import Any, Self, final
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._checkpoint import Checkpoint, PathLike, local_path
 from replicax.checkpoint._report import RestoreReport
-from replicax.checkpoint._saving import Saving, meet
-from replicax.errors import InvalidArgument, InvalidType
+from replicax.checkpoint._restoring import on_all_workers
+from replicax.checkpoint._saving import Saving, Target, finish_earlier, meet
+from replicax.errors import InvalidArgument, InvalidCheckpoint, InvalidType, SaveFailed
 
 
 @final
@@ -131,7 +133,8 @@ class CheckpointManager:
           check_interval: Whether to do nothing when `checkpoint_interval` is not over.
         """
         step = None if self._step_counter is None else int(self._step_counter)
-        if check_interval and not self._is_due(step):
+        failed = self._saving is not None and self._saving.has_failed
+        if check_interval and not failed and not self._is_due(step):
             return None
         self.wait()
         number = None if checkpoint_number is None else self._checked(checkpoint_number)
@@ -146,9 +149,15 @@ class CheckpointManager:
 
     def wait(self) -> None:
         """Waits until the checkpoint that is being written is complete. All workers call it."""
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.finish()
+        if self._saving is None:
+            return
+        try:
+            self._saving.finish()
+        except SaveFailed:
+            self._saving, self._last_step = None, None  # the next one is due at once
+            raise
+        # Not before: after an interrupt the next call waits again.
+        self._saving = None
 
     def restore_or_initialize(self) -> str | None:
         """Restores the latest checkpoint; without one, calls `init_fn`. All workers call it.
@@ -160,13 +169,22 @@ class CheckpointManager:
           The path of the checkpoint, or None.
         """
         self.wait()
+        finish_earlier(self._directory)
         # Workers may look at a directory at different times; and may have directories of their own.
-        path = meet("looking for the latest checkpoint", self.latest)[0]
+        own = on_all_workers(f"look into {self._directory}", lambda: self.latest)
+        path = meet("looking for the latest checkpoint", own)[0]
         if path is None:
             if self._init_fn is not None:
                 self._init_fn()
             return None
-        self._report = self._checkpoint.restore_from(Path(path), partial=False)
+        try:
+            self._report = self._checkpoint.restore_from(Path(path), partial=False)
+        except InvalidCheckpoint as error:
+            earlier = [each for each in self.checkpoints if each != path]
+            raise InvalidCheckpoint(
+                f"{error} It is the latest of its directory: to go on from the one before, remove "
+                f"it. Earlier ones are {', '.join(reversed(earlier)) or 'not there'}."
+            ) from error
         if self._step_counter is not None:
             self._last_step = int(self._step_counter)
         return path
@@ -187,7 +205,8 @@ class CheckpointManager:
     def _is_due(self, step: int | None) -> bool:
         if self._interval is None or step is None or self._last_step is None:
             return True
-        return step - self._last_step >= self._interval
+        # Also after an older checkpoint has been restored.
+        return step < self._last_step or step - self._last_step >= self._interval
 
     def _numbered(self) -> dict[int, Path]:
         return files.numbered(self._directory, self._name)
@@ -197,10 +216,12 @@ class CheckpointManager:
             number = operator.index(number)
         except TypeError:
             number = int(number)  # of a variable
+        begun = Target(self._directory, self._name, None).taken()
         latest = max(self._numbered(), default=-1)
-        if number <= latest:
+        if number <= latest or number in begun:
+            there = max(number, latest)
             raise InvalidArgument(
-                f"The checkpoint would get number {number}, and there is {self._name}-{latest} in "
+                f"The checkpoint would get number {number}, and there is {self._name}-{there} in "
                 f"{self._directory} already. Numbers have to grow; remove the later ones, or use "
                 "another directory."
             )
@@ -209,7 +230,18 @@ class CheckpointManager:
     def _remove_old(self) -> None:
         if self._max_to_keep is not None:
             for path in list(self._numbered().values())[: -self._max_to_keep]:
-                files.remove(path)
+                try:
+                    files.remove(path)
+                except FileNotFoundError:
+                    pass  # somebody else has
+                except OSError as error:
+                    # No reason to call the new one lost, which is complete.
+                    warnings.warn(
+                        f"A checkpoint was written, but the old one {path} could not be removed: "
+                        f"{error}. Remove it, or give `max_to_keep=None`.",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
 
     def __repr__(self) -> str:
         return f"<rx.CheckpointManager of {self._checkpoint!r} in {self._directory}>"

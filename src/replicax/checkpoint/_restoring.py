@@ -13,7 +13,8 @@ from replicax.checkpoint._manifest import Manifest
 from replicax.checkpoint._parts import described
 from replicax.checkpoint._report import RestoreReport
 from replicax.checkpoint._saving import meet, this_worker, worker_count, worker_name
-from replicax.errors import CheckpointError, CheckpointMismatch
+from replicax.checkpoint._writing import under_way
+from replicax.errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
 from replicax.variables import all_or_nothing
 
 Result = TypeVar("Result")
@@ -29,7 +30,7 @@ def restore(inventory: Inventory, path: Path, *, partial: bool) -> tuple[Restore
       path: The checkpoint.
       partial: Whether objects may find nothing in it.
     """
-    plan = _on_all_workers(path, lambda: _Plan(inventory, path, partial))
+    plan = on_all_workers(f"restore {path}", lambda: _Plan(inventory, path, partial))
     if len(set(meet("comparing checkpoints", plan.manifest.checksum))) > 1:
         raise CheckpointMismatch(
             f"The workers found different checkpoints at {path}. Give all of them the same one, in "
@@ -37,16 +38,16 @@ def restore(inventory: Inventory, path: Path, *, partial: bool) -> tuple[Restore
         )
     resumed = _Resumed(plan.inventory)
     try:
-        _on_all_workers(path, lambda: resumed.set(plan.positions))
+        on_all_workers(f"restore {path}", lambda: resumed.set(plan.positions))
         frame = _context.current()
         with all_or_nothing(frame) as inside, _context.entered(inside):
             return plan.carry_out(), plan.manifest.saves
-    except BaseException:
-        resumed.undo()
+    except BaseException as error:
+        resumed.undo(error)
         raise
 
 
-def _on_all_workers(path: Path, action: Callable[[], Result]) -> Result:
+def on_all_workers(what: str, action: Callable[[], Result]) -> Result:
     """What `action` returns; if it fails on one worker, all are told."""
     result, failure = None, None
     try:
@@ -59,7 +60,7 @@ def _on_all_workers(path: Path, action: Callable[[], Result]) -> Result:
     for worker, text in enumerate(told):
         if text is not None:
             raise CheckpointError(
-                f"{worker_name(worker)} could not restore {path}, so that no worker has: {text} "
+                f"{worker_name(worker)} could not {what}, so that no worker has: {text} "
                 "All workers have to see the same directory."
             )
     return cast(Result, result)
@@ -86,9 +87,13 @@ class _Resumed:
         if failures:
             raise failures[0]
 
-    def undo(self) -> None:
+    def undo(self, cause: BaseException) -> None:
         for key, state in self._before.items():
-            self._parts[key].write(state)
+            try:
+                self._parts[key].write(state)
+            except Exception as error:
+                # The others are set back all the same, and what is raised is why it came to this.
+                cause.add_note(f"{key!r} could not be set back to where it was: {error!r}")
 
 
 @final
@@ -97,6 +102,10 @@ class _Plan:
 
     def __init__(self, inventory: Inventory, path: Path, partial: bool) -> None:
         self._path = path
+        if any(each.path == path for each in under_way(path.parent)):
+            raise CheckpointNotFound(
+                f"{path} is still being written. Call `wait()` of its manager before."
+            )
         self.manifest = manifest = files.read_manifest(path)
         self.inventory = inventory = inventory.completed_for(manifest.arrays)
         self._restored: list[str] = []

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import json
-import sys
-import threading
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +18,14 @@ from replicax import cluster
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._manifest import ArrayFacts, Manifest, Position, is_key
-from replicax.errors import CollectiveMismatch, InvalidArgument, InvalidType, SaveFailed
+from replicax.checkpoint._writing import BUSY, DONE, Writing, under_way
+from replicax.errors import (
+    CheckpointError,
+    CollectiveMismatch,
+    InvalidArgument,
+    InvalidType,
+    SaveFailed,
+)
 
 # What workers tell each other of their iterators goes through the connection for control.
 _LONGEST_STATES = 8_000_000  # characters of JSON, of all workers
@@ -51,17 +55,27 @@ def worker_name(worker: int) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where this worker wants a checkpoint: `directory/name-number`."""
+    """Where this worker wants a checkpoint: `directory/name-number`, or the next number."""
 
     directory: Path
     name: str
-    number: int
+    number: int | None
+
+    @property
+    def place(self) -> list[str]:
+        """The same for all who mean the same, by whatever links they come to it."""
+        return [os.path.realpath(self.directory), self.name]
 
     def path(self, number: int) -> Path:
         return self.directory / f"{self.name}-{number}"
 
-
-_BUSY, _DONE = "busy", "done"
+    def taken(self) -> list[int]:
+        """The numbers of what is there, and of what this process is about to write there."""
+        begun = [each.path.name.rpartition("-") for each in under_way(self.directory)]
+        return [
+            *files.taken(self.directory, self.name),
+            *(int(number) for name, _, number in begun if name == self.name),
+        ]
 
 
 @final
@@ -77,18 +91,21 @@ class Saving:
         self.path = path
         self._writing = writing
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a process alone knows by now that it could not be written."""
+        # Of several workers all have to raise it at the same call.
+        return worker_count() == 1 and self._writing is not None and self._writing.has_failed
+
     def finish(self) -> None:
         """Waits until it is written, wherever that is; raises `SaveFailed` if it could not be."""
-        session = cluster.session()
-        # Who writes comes to the meetings too, and says that it is not ready, so that the others
-        # do not take it for stuck.
-        limit = None if session is None else session.timeout_seconds / 4
+        limit = _longest_wait()
         while True:
             news = meet("the end of a save", self._writing and self._writing.news(limit))
-            if not any(each == _BUSY for each in news):
+            if not any(each == BUSY for each in news):
                 break
         for worker, each in enumerate(news):
-            if each is not None and each != _DONE:
+            if each is not None and each != DONE:
                 cause = self._writing.surface() if self._writing is not None else None
                 raise SaveFailed(
                     f"{worker_name(worker)} could not write the checkpoint {each['path']}: "
@@ -97,61 +114,25 @@ class Saving:
                 ) from cause
 
 
-_threads: set[threading.Thread] = set()
+def finish_earlier(directory: Path) -> None:
+    """Waits for what the workers' processes still write into a directory, for whomever.
+
+    A manager that was left by an error does not wait for its last checkpoint. The next one that
+    looks for the latest has to.
+    """
+    limit = _longest_wait()
+    while True:
+        busy = any(each.news(limit) == BUSY for each in under_way(directory))
+        if not any(meet("the end of earlier saves", busy)):
+            return
 
 
-@functools.cache
-def _wait_at_exit() -> None:
-    """A program that ends waits for what it is about to write."""
-    # `atexit` comes later, when Python has closed the pools of threads that Orbax uses.
-    register = threading._register_atexit  # pyright: ignore[reportAttributeAccessIssue]
-    register(lambda: [thread.join() for thread in list(_threads)])
-
-
-@final
-class Writing:
-    """A thread that writes a checkpoint."""
-
-    def __init__(self, path: Path, write: Callable[[], None]) -> None:
-        self._path = path
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(write,), name="replicax-checkpoint")
-        files.load()
-        _wait_at_exit()
-        _threads.add(self._thread)
-        self._thread.start()
-
-    def _run(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except BaseException as error:
-            self._error = error
-            atexit.register(self._complain)
-        finally:
-            _threads.discard(self._thread)
-
-    def news(self, seconds: float | None) -> Any:
-        """How it stands, at the latest after so many seconds."""
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            return _BUSY
-        if self._error is None:
-            return _DONE
-        text = f"{type(self._error).__name__}: {self._error}"[:2000]
-        return {"path": str(self._path), "error": text.removesuffix(".")}
-
-    def surface(self) -> BaseException | None:
-        """What went wrong, for somebody who raises it."""
-        atexit.unregister(self._complain)
-        return self._error
-
-    def _complain(self) -> None:
-        """The program has ended without having asked how the save went."""
-        print(
-            f"replicax: the checkpoint {self._path} was not written: {self._error!r}.",
-            file=sys.stderr,
-            flush=True,
-        )
+def _longest_wait() -> float | None:
+    """How long a worker may wait by itself before it has to meet the others."""
+    session = cluster.session()
+    # Who writes comes to the meetings too, and says that it is not ready, so that the others
+    # do not take it for stuck.
+    return None if session is None else session.timeout_seconds / 4
 
 
 def begin(
@@ -185,7 +166,7 @@ def begin(
     plain = {key: part.read() for key, part in inventory.values.items()}
     everyones = _agree(inventory, target, saves, facts)
     number = max(each["number"] for each in everyones)
-    places = [(each["directory"], each["name"]) for each in everyones]
+    places = [each["place"] for each in everyones]
     manifest = Manifest(
         max(each["saves"] for each in everyones) + 1,
         len(everyones),
@@ -199,8 +180,8 @@ def begin(
     path, own = target.path(number), this_worker()
 
     def write() -> None:
-        files.remove_leftovers(target.directory, target.name)
         target.directory.mkdir(parents=True, exist_ok=True)
+        files.remove_leftovers(target.directory, target.name)
         files.write(path, arrays, manifest)
         afterwards()
 
@@ -224,19 +205,23 @@ def _agree(
     )
     failure = None
     positions: dict[str, Any] = {}
+    number = target.number
     try:
+        if number is None:
+            number = max(saves, *target.taken(), 0) + 1
         positions = {
             key: None if part.shared and this_worker() else _expressed(key, part.read())
             for key, part in inventory.positions.items()
         }
+    except CheckpointError as error:
+        failure = SaveFailed(f"No checkpoint can be saved: {error}")
     except Exception as error:
         failure = error
     everyones = meet(
         "saving a checkpoint",
         {
-            "directory": str(target.directory),
-            "name": target.name,
-            "number": target.number,
+            "place": target.place,
+            "number": number,
             "saves": saves,
             "contents": zlib.crc32("\n".join(contents).encode()),
             "positions": positions,

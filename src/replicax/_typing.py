@@ -122,6 +122,10 @@ class Replica(Protocol):
         """The same, for values that may be anything."""
         ...
 
+    def all_reduce(self, op: str, value: Nest) -> Nest:
+        """Combines the replicas' values; each gets the result."""
+        ...
+
     def aggregate(self, variable: Variable, value: jax.Array) -> jax.Array:
         """Combines what the replicas write to `variable`."""
         ...

@@ -138,6 +138,15 @@ def test_a_model_without_a_strategy_and_another_number_of_replicas(two, tmp_path
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+def test_a_model_is_in_order_again_after_a_failure(two, tmp_path):
+    model = build(two)
+    for after in (6, 1):  # the second time while steps are passed over
+        killed(model, arrays(two), [rx.BackupAndRestore(tmp_path, 1), Kill(after)])
+    before = int(model.optimizer.iterations.value)
+    fit(model, arrays(two), [])
+    assert int(model.optimizer.iterations.value) - before == EPOCHS * 5
+
+
 @pytest.mark.parametrize("save_freq", [0, -1, "step", 1.5])
 def test_a_wrong_frequency(save_freq, tmp_path):
     with pytest.raises(InvalidArgument, match="'epoch' or a positive number of steps"):

@@ -112,3 +112,70 @@ def test_what_is_not_built_says_what_to_do(tmp_path):
     unbuilt = keras.Sequential([layers.Dense(5)])
     with pytest.raises(rx.errors.CheckpointMismatch, match=r"'model' has no variables yet.*build"):
         rx.Checkpoint(model=unbuilt).restore(path)
+
+
+def heads(*names: str | None) -> keras.Model:
+    """A layer for each name, with a kernel of ones, twos and so on."""
+    each = [
+        layers.Dense(2, name=name, kernel_initializer=keras.initializers.Constant(index + 1.0))
+        for index, name in enumerate(names)
+    ]
+    return keras.Sequential([layers.Input((2,)), *each])
+
+
+def kernels(model: keras.Model) -> list[float]:
+    return [float(layer.kernel.value[0, 0]) for layer in model.layers]
+
+
+def test_names_that_somebody_gave_are_kept(tmp_path):
+    path = rx.Checkpoint(model=heads("head_1", None, "head_2", None)).save(tmp_path / "model")
+    other = heads("head_2", None, "head_1", None)
+    rx.Checkpoint(model=other).restore(path).assert_consumed()
+    assert kernels(other) == [3.0, 2.0, 1.0, 4.0]
+    part = heads("head_2")
+    report = rx.Checkpoint(model=part).restore(path)
+    assert kernels(part) == [3.0]
+    assert "model/sequential/head_1/kernel" in report.unused
+
+
+def test_layers_in_layers_are_found_again(tmp_path):
+    def make(seed):
+        keras.utils.set_random_seed(seed)
+        inner = keras.Sequential([layers.Input((3,)), layers.Dense(2), layers.Dense(2)])
+        return keras.Sequential(
+            [
+                layers.Input((5, 4)),
+                layers.Bidirectional(layers.LSTM(2)),
+                layers.Dense(3),
+                inner,
+            ]
+        )
+
+    model, other = make(1), make(2)
+    path = rx.Checkpoint(model=model).save(tmp_path / "model")
+    rx.Checkpoint(model=other).restore(path).assert_consumed()
+    for ours, theirs in zip(other.variables, model.variables, strict=True):
+        equal(ours.value, theirs.value, 0)
+
+
+def test_saved_after_every_step_of_a_fit(tmp_path, two):
+    model = compiled(two, 0)
+    manager = rx.CheckpointManager(rx.Checkpoint(model=model), tmp_path, None)
+    bare = rx.Checkpoint(kernel=model.layers[0].kernel)
+    seen = []
+
+    class Save(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0:
+                with pytest.raises(rx.errors.ContextError, match="jax_state_sync"):
+                    bare.save(tmp_path / "bare")
+            manager.save()
+            seen.append(np.asarray(model.layers[0].kernel.value))
+
+    model.fit(X, Y, batch_size=4, epochs=1, callbacks=[Save()], verbose=0)
+    manager.close()
+    assert len(seen) == len(manager.checkpoints) == 2
+    other = compiled(two, 1)
+    for path, kernel in zip(manager.checkpoints, seen, strict=True):
+        rx.Checkpoint(model=other).restore(path)
+        equal(other.layers[0].kernel.value, kernel, 0)

@@ -51,7 +51,29 @@ def test_inside_of_the_scope_too(two):
 def test_a_model_without_a_strategy_may_be_fitted_in_a_scope(two):
     model = dense()
     with two.scope():
-        assert model(TABLE[:2]).shape == (2, 3)
+        assert fitted(model) == {1}
+        assert keras.distribution.distribution() is not None
+    assert fitted(model) == {1}
+
+
+def test_weights_that_share_an_array(two):
+    """As a weight and its moving average do after `fit`."""
+    with two.scope():
+        model = dense()
+        model.compile(keras.optimizers.SGD(0.1, use_ema=True), "sparse_categorical_crossentropy")
+    for _ in range(2):
+        model.fit(TABLE[:6], LABELS[:6], verbose=0)
+    average = model.optimizer.variables[-1].value
+    np.testing.assert_array_equal(np.asarray(average), np.asarray(model.weights[-1].value))
+
+
+def test_a_scope_that_is_cleared_notes_models_all_the_same(two):
+    with two.scope():
+        keras.utils.clear_session()
+        model = dense()
+        metric = keras.metrics.Mean()
+    two.run(lambda: metric.update_state(1.0))
+    assert fitted(model) == {2}
 
 
 def test_the_distribution_of_the_user_comes_back(two):

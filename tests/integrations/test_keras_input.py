@@ -114,6 +114,23 @@ def test_uneven_elements_of_a_distributed_dataset_count_once(three):
     assert model.predict(dataset, verbose=0).shape == (10, 3)
 
 
+def test_shares_of_any_size(three):
+    """Of a dataset that gives the replicas other numbers of rows, the first of them most."""
+    parts = [np.full((count, 5), value, np.float32) for count, value in ((4, 1), (1, 2), (1, 3))]
+    dataset = three.distribute_datasets_from_function(lambda context: parts)
+    with three.scope():
+        model = keras.Sequential([keras.layers.Lambda(lambda x: x[:, :1])])
+    predicted = model.predict(dataset, verbose=0)  # of a model that was never compiled
+    assert predicted.ravel().tolist() == [1, 1, 1, 1, 2, 3]
+
+
+def test_what_keras_reads_ahead_on_accelerators(three, expected, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for data in (grain_rows(), three.experimental_distribute_dataset(grain_rows())):
+        history = compiled(three).fit(data, epochs=1, verbose=0, shuffle=False).history
+        np.testing.assert_allclose(history["loss"], expected[0]["loss"][:1], rtol=1e-5)
+
+
 @pytest.fixture(params=[name for name in ("mirrored 2", "workers") if name in STRATEGIES])
 def strategy(request):
     return STRATEGIES[request.param]()

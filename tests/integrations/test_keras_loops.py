@@ -176,3 +176,69 @@ def test_gradients_are_clipped_after_they_are_summed(two, execution):
         optimizer = keras.optimizers.SGD(1.0, clipvalue=1.5)
     two.run(lambda: optimizer.apply_gradients([(jnp.float32(1.0), weight)]))
     assert float(weight.value) == -1.5
+
+
+def test_metrics_begin_again_inside_of_a_step(two, execution):
+    with two.scope():
+        mean = keras.metrics.Mean()
+    two.run(lambda: mean.update_state(3.0))
+    two.run(mean.reset_state)
+    assert (float(mean.total.value), float(mean.count.value)) == (0, 0)
+
+    def step():
+        mean.reset_state()
+        mean.update_state(5.0)
+        return mean.result()
+
+    for _ in range(2):
+        assert [float(value) for value in two.run(step).values] == [5, 5]
+    assert float(mean.count.value) == 2
+
+
+@pytest.mark.parametrize("name", ["Nadam", "Adafactor"])
+def test_optimizers_that_make_variables_of_numbers(name, two, execution):
+    with two.scope():
+        weight = keras.Variable([1.0, 2.0])
+        optimizer = getattr(keras.optimizers, name)(0.1)
+    two.run(lambda: optimizer.apply_gradients([(jnp.ones(2), weight)]))
+    plain = keras.Variable([1.0, 2.0])
+    alone = getattr(keras.optimizers, name)(0.1)
+    alone.apply_gradients([(2 * jnp.ones(2), plain)])
+    np.testing.assert_allclose(np.asarray(weight.value), np.asarray(plain.value), rtol=1e-5)
+
+
+def test_loss_scaling_looks_at_the_sum_of_all_replicas(two):
+    with two.scope():
+        weight = keras.Variable(1.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), 8.0)
+    own = two.experimental_distribute_values_from_function(
+        lambda context: np.float32(np.inf if context.replica_id_in_sync_group else 4.0)
+    )
+
+    @rx.function  # eagerly, Keras' own conditions do not work on JAX, with or without a strategy
+    def step(gradient):
+        optimizer.apply_gradients([(gradient, weight)])
+
+    two.run(step, args=(own,))
+    assert np.asarray(weight.value).tolist() == 1  # the step was left out by both
+    assert float(optimizer.dynamic_scale.value) == 4
+    two.run(step, args=(np.float32(2.0),))
+    assert float(weight.value) == 0  # each replica has 2 / 4 of a gradient
+
+
+def test_an_apply_of_a_subclass_gets_sums(two, execution):
+    class Signs(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            return super().apply([jnp.sign(each) for each in grads], trainable_variables)
+
+    with two.scope():
+        weight, optimizer = keras.Variable(0.0), Signs(1.0)
+    two.run(lambda: optimizer.apply_gradients([(jnp.float32(3.0), weight)]))
+    assert float(weight.value) == -1
+
+
+def test_numbers_without_a_seed(two):
+    with two.scope():
+        pass
+    first, second = two.run(lambda: keras.random.normal((3,))).values
+    assert not np.array_equal(first, second)

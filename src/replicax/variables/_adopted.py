@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, Self, final
 
 import jax
+import jax.numpy as jnp
 
 from replicax import _context
 from replicax._context import Frame, Kind
@@ -126,11 +127,17 @@ class AgreedVariable(AdoptedMirroredVariable):
 def write(variable: Variable, value: jax.Array) -> None:
     """Writes for a library that says what the new value is, but not what was added to the old.
 
-    A sum is over what each replica adds.
+    A sum is over what each replica adds; but if all replicas write zeros, it begins again.
     """
     frame = _context.current()
-    in_replica = frame.kind is Kind.REPLICA and frame.strategy is not None
-    if in_replica and variable.aggregation is VariableAggregation.SUM:
-        variable.assign_add(value - variable.value)
-    else:
-        variable.assign(value)
+    if (
+        frame.kind is Kind.REPLICA
+        and frame.replica is not None
+        and frame.strategy is not None
+        and variable.aggregation is VariableAggregation.SUM
+    ):
+        old = variable.value
+        something = jnp.any(value != 0).astype(value.dtype)
+        added, something = frame.replica.all_reduce("SUM", [value - old, something])
+        value = jnp.where(something > 0, old + added, jnp.zeros_like(old))
+    variable.assign(value)

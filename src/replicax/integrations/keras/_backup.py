@@ -11,9 +11,10 @@ from typing import Any, final
 import keras
 import numpy as np
 
+from replicax import _bridges
 from replicax.checkpoint import Checkpoint, CheckpointManager
 from replicax.errors import InvalidArgument
-from replicax.integrations.keras._hooks import elements_of, require_jax
+from replicax.integrations.keras._hooks import at_the_end_of_fit, elements_of, require_jax
 from replicax.integrations.keras._order import generators, set_generators
 from replicax.integrations.keras._private import begin_at
 
@@ -58,6 +59,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         require_jax()
+        _bridges.load()  # also if no scope is entered
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
             raise InvalidArgument(
                 f"`save_freq` is 'epoch' or a positive number of steps; got {save_freq!r}."
@@ -79,8 +81,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             # Keras sets metrics to zero when an epoch begins.
             self._metrics = [np.asarray(v.value) for v in self._fitted.metrics_variables]
         self._progress.take_part()
+        at_the_end_of_fit(self._fitted, self._put_in_order)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._last_batch = -1
         if self._restored and self._progress.calls:
             variables = self._fitted.metrics_variables
             for variable, value in zip(variables, self._metrics, strict=True):
@@ -89,9 +93,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._restored = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        made, self._last_batch = batch - self._last_batch, batch
         if self._steps is None or self._progress.passing:
             return
-        self._unsaved += 1
+        self._unsaved += made
         if self._unsaved >= self._steps:
             self._save()
 
@@ -102,10 +107,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._manager.close()
-        self._progress.leave()
-        begin_at(self._fitted, None)
         if self._delete:
             shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _put_in_order(self) -> None:
+        self._progress.leave()
+        begin_at(self._fitted, None)
 
     def _save(self) -> None:
         self._unsaved = 0
@@ -149,7 +156,7 @@ class _Progress:
         self.epoch, self.calls, self._logs = epoch + 1, 0, None
 
     def get_state(self) -> dict[str, Any]:
-        reading = self._reading
+        reading, now = self._reading, generators()
         if reading is not None and (self._elements or reading).is_over():
             reading = None  # the next batch is one of another pass
         return {
@@ -157,7 +164,7 @@ class _Progress:
             "calls": self.calls,
             "taken": 0 if reading is None else reading.taken,
             "before": None if reading is None else reading.before,
-            "now": generators(),
+            "now": now,
             "elements": reading and self._elements and self._elements.get_state(),
         }
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import keras
 
-from replicax import _bridges, _context
+from replicax import _bridges
 from replicax.integrations.keras import _hooks
-from replicax.integrations.keras._scope import ownership, surround
+from replicax.integrations.keras._scope import follow, surround
 from replicax.integrations.keras._variables import adopted
 from replicax.variables import Variable
 
@@ -24,17 +23,8 @@ def bridge() -> _bridges.Bridge:
 
 @final
 class _Keras:
-    def __init__(self) -> None:
-        self._thread = threading.local()  # as what Keras has set is the thread's
-
     def follow(self) -> None:
-        in_scope = _context.current().strategy is not None
-        ours = keras.distribution.distribution() is ownership()
-        if in_scope and not ours:
-            self._thread.before = keras.distribution.distribution()
-            keras.distribution.set_distribution(ownership())
-        elif ours and not in_scope:
-            keras.distribution.set_distribution(self._thread.before)
+        follow()
 
     def surround(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         return surround(fn)

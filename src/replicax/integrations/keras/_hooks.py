@@ -22,8 +22,16 @@ from replicax.errors import InvalidArgument
 from replicax.input import DistributedDataset
 from replicax.integrations.keras import _training
 from replicax.integrations.keras._input import Elements, agree, prepared
+from replicax.integrations.keras._scope import (
+    distributed_by,
+    follow,
+    outside_of_functions,
+    users_distribution,
+)
 from replicax.strategies import Strategy, get_replica_context, get_strategy
 
+_at_the_end: weakref.WeakKeyDictionary[keras.Model, list[Callable[[], None]]]
+_at_the_end = weakref.WeakKeyDictionary()
 _elements: weakref.WeakKeyDictionary[keras.Model, Elements] = weakref.WeakKeyDictionary()
 _models: weakref.WeakKeyDictionary[keras.Model, Strategy] = weakref.WeakKeyDictionary()
 
@@ -33,7 +41,10 @@ def install() -> None:
     keras.Model.__new__ = _remembering(keras.Model.__new__)
     if keras.backend.backend() != "jax":
         return
-    keras.optimizers.Optimizer.apply = _summing(keras.optimizers.Optimizer.apply)
+    optimizer = keras.optimizers.Optimizer
+    optimizer.apply_gradients = _summing_pairs(optimizer.apply_gradients)
+    for kind in (optimizer, keras.optimizers.LossScaleOptimizer):
+        kind.apply = _summing(kind.apply)
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         setattr(keras.Model, name, _making(kind, getattr(keras.Model, name)))
@@ -69,6 +80,7 @@ def _remembering(new: Callable[..., Any]) -> Callable[..., Any]:
         if _context.current().strategy is not None:
             require_jax()
             _models[model] = get_strategy()
+            follow()  # again, in case that `keras.utils.clear_session` was called in the scope
         return model
 
     return __new__
@@ -90,27 +102,40 @@ def _making(kind: str, make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _undistributed(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps Keras from distributing by itself, should it be called in a scope."""
+    """Keeps Keras from distributing models of a strategy, and others by what we have set."""
 
     @functools.wraps(method)
     def undistributed(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if strategy_of(self) is None:
+        with distributed_by(users_distribution() if strategy_of(self) is None else None):
             return method(self, *args, **kwargs)
-        before = keras.distribution.distribution()
-        keras.distribution.set_distribution(None)
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            keras.distribution.set_distribution(before)
 
     return undistributed
+
+
+def _tidied(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """Has callbacks put a model in order when `fit` fails: Keras does not tell them."""
+
+    @functools.wraps(fit)
+    def tidied(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return fit(self, *args, **kwargs)
+        finally:
+            for put_in_order in _at_the_end.pop(self, ()):
+                put_in_order()
+
+    return tidied
+
+
+def at_the_end_of_fit(model: keras.Model, put_in_order: Callable[[], None]) -> None:
+    """Has something called when the current `fit` of a model ends, however it does."""
+    _at_the_end.setdefault(model, []).append(put_in_order)
 
 
 def _feeding(method: Callable[..., Any]) -> Callable[..., Any]:
     """Lets `fit` and its like take what a strategy distributes."""
     name = method.__name__
     signature = inspect.signature(method)
-    call = _undistributed(method)
+    call = _undistributed(_tidied(method) if name == "fit" else method)
 
     @functools.wraps(method)
     def fed(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
@@ -118,20 +143,23 @@ def _feeding(method: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments
         if strategy is None:
-            if isinstance(given.get("x"), DistributedDataset):
+            data = given.get("x"), given.get("validation_data")
+            if any(isinstance(each, DistributedDataset) for each in data):
                 raise InvalidArgument(
                     f"`{name}` of {self.name!r} got a DistributedDataset, but the model was made "
                     "outside of every strategy's scope. Make it inside: `with strategy.scope():`."
                 )
-            return method(self, *args, **kwargs)
+            return call(self, *args, **kwargs)
         steps = given.get("steps_per_epoch" if name == "fit" else "steps")
         given["x"] = prepared(given.get("x"), strategy, name, steps)
         if isinstance(given["x"], Elements):
             _require_alone(given, name)
+            if not self.built:  # for which `predict` would use a batch as it comes
+                self(keras.utils.unpack_x_y_sample_weight(given["x"].symbols())[0])
         validation = given.get("validation_data")
         if validation is not None and not isinstance(validation, (tuple, list)):
             given["validation_data"] = prepared(
-                validation, strategy, "validation_data", given.get("validation_steps")
+                validation, strategy, "validation", given.get("validation_steps")
             )
         agree(strategy, name, given)
         if name == "fit":
@@ -158,19 +186,42 @@ def _summing(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(apply)
     def summed(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        replica = get_replica_context()
-        if replica is None or _context.current().strategy is None:
-            return apply(self, grads, trainable_variables)
         variables = None if trainable_variables is None else list(trainable_variables)
-        grads = list(grads)
-        present = [gradient for gradient in grads if gradient is not None]
-
-        def merged(strategy: Strategy, *gradients: Any) -> None:
-            sums = iter(
-                strategy.collectives.reduce(ReduceOp.SUM, gradients, CommunicationOptions())
-            )
-            apply(self, [g if g is None else next(sums).primary for g in grads], variables)
-
-        return replica.merge(f"apply of {self.name!r}", merged, present, subjects=(self,))
+        return _once(self, lambda sums: apply(self, sums, variables), list(grads), variables)
 
     return summed
+
+
+def _summing_pairs(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for `apply_gradients`, so that an `apply` of a subclass gets sums too."""
+
+    @functools.wraps(apply_gradients)
+    def summed(self: Any, grads_and_vars: Any) -> Any:
+        grads, variables = (list(each) for each in zip(*grads_and_vars, strict=True))
+
+        def apply(sums: list[Any]) -> Any:
+            return apply_gradients(self, list(zip(sums, variables, strict=True)))
+
+        return _once(self, apply, grads, variables)
+
+    return summed
+
+
+def _once(
+    optimizer: Any, apply: Callable[[list[Any]], Any], grads: list[Any], variables: Any
+) -> Any:
+    """Applies gradients where all replicas meet; elsewhere, as they are."""
+    replica = get_replica_context()
+    if replica is None or _context.current().strategy is None:
+        return apply(grads)
+
+    def merged(strategy: Strategy, *gradients: Any) -> None:
+        sums = iter(strategy.collectives.reduce(ReduceOp.SUM, gradients, CommunicationOptions()))
+        if not optimizer.built and variables is not None:
+            with outside_of_functions():  # some make variables that Keras refuses inside
+                optimizer.build(variables)
+        apply([gradient if gradient is None else next(sums).primary for gradient in grads])
+
+    present = [gradient for gradient in grads if gradient is not None]
+    replica.merge(f"apply of {optimizer.name!r}", merged, present, subjects=(optimizer,))
+    return optimizer.iterations

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import jax
+import keras
 
 from replicax import cluster
 from replicax._typing import Nest
@@ -25,6 +26,12 @@ class Elements(DataAdapter):
         self._dataset, self._topology = dataset, strategy.topology
         self._iterator: DistributedIterator | None = None
         self._resumed: Any = None
+
+    def symbols(self) -> Nest:
+        """A batch without numbers, to build a model with."""
+        return jax.tree.map(
+            lambda spec: keras.KerasTensor(spec.shape, spec.dtype), self._dataset.element_spec
+        )
 
     def get_jax_iterator(self) -> Iterator[Nest]:
         self._iterator = iter(self._dataset)
@@ -66,6 +73,9 @@ class Elements(DataAdapter):
         return None
 
 
+_STEPS = {"fit": "steps_per_epoch", "validation": "validation_steps"}
+
+
 def prepared(data: Any, strategy: Strategy, method: str, steps: int | None) -> Any:
     """What is given to Keras in place of the user's data.
 
@@ -81,7 +91,7 @@ def prepared(data: Any, strategy: Strategy, method: str, steps: int | None) -> A
         if data.infinite and steps is None:
             raise InvalidArgument(
                 f"`{method}` got {data!r}, which never ends. Say how many steps are wanted, by "
-                f"`{'steps_per_epoch' if method == 'fit' else 'steps'}=`."
+                f"`{_STEPS.get(method, 'steps')}=`."
             )
         return Elements(data, strategy)
     if strategy.topology.spans_processes and of_a_library(data):

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import jax
 import keras
+from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-__all__ = ["DataAdapter", "begin_at", "current_scope", "get_array", "set_array"]
+__all__ = [
+    "DataAdapter",
+    "begin_at",
+    "current_scope",
+    "get_array",
+    "global_generator",
+    "set_array",
+    "set_global_generator",
+]
 # `DataAdapter`: `fit` takes an instance of it as it is, while the public `keras.utils.PyDataset`
 # has to know how long it is, and goes through a queue.
 
@@ -25,11 +37,31 @@ def set_array(variable: Any, array: jax.Array) -> None:
 
 def current_scope() -> keras.StatelessScope | None:
     """The `StatelessScope` that is open in this thread."""
-    from keras.src.backend.common.stateless_scope import get_stateless_scope
-
     return get_stateless_scope()
 
 
+def global_generator() -> Any:
+    """The generator of this thread for random numbers without a seed, which Keras then shares.
+
+    Why: Keras has one a thread, and replicas that run in threads would have one each. None where
+    Keras refuses such numbers, because JAX traces.
+    """
+    drawn_so_far = random.getstate()
+    try:
+        return seed_generator.global_seed_generator()
+    except ValueError:
+        return None
+    finally:
+        random.setstate(drawn_so_far)  # or layers made later would begin with other numbers
+
+
+def set_global_generator(generator: Any) -> None:
+    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+
+
 def begin_at(model: keras.Model, epoch: int | None) -> None:
-    """Has `fit` begin with an epoch; Keras' own callback for backups does it like this."""
+    """Has `fit` begin with an epoch; Keras' own callback for backups does it like this.
+
+    None, or 0, and `fit` begins where its argument says.
+    """
     model._initial_epoch = epoch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from replicax.topology import Topology
 from replicax.values import PerReplica, is_numeric
 
 
+@jax.tree_util.register_dataclass  # because Keras puts whatever it reads ahead on a device
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """The rows of a batch: an array with the same number of rows for each replica.
@@ -25,7 +26,7 @@ class Rows:
     """
 
     array: jax.Array
-    counts: tuple[int, ...] | None = None
+    counts: tuple[int, ...] | None = field(default=None, metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,16 +38,20 @@ class Rows:
         return self.array.dtype
 
 
+def is_rows(leaf: Any) -> bool:
+    return isinstance(leaf, Rows)
+
+
 def rows_of(leaf: Any, topology: Topology) -> Any:
     """A leaf of a batch, divided over the replicas; what has no rows is left to the program."""
-    if isinstance(leaf, Rows) or np.ndim(leaf) == 0:
+    if is_rows(leaf) or np.ndim(leaf) == 0:
         return leaf
     replicas = topology.num_replicas
     count = leaf.shape[0]
     share = -(-count // replicas)
-    counts = None
-    if share * replicas != count:
-        counts = tuple(min(share, max(0, count - share * i)) for i in range(replicas))
+    counts = None if share * replicas == count else _shares(count, share, replicas)
+    if isinstance(leaf, jax.Array) and topology.spans_processes:
+        leaf = np.asarray(leaf)  # or JAX would compare what all processes have
     if isinstance(leaf, jax.Array):
         padding = [(0, share * replicas - count)] + [(0, 0)] * (leaf.ndim - 1)
         whole = leaf if counts is None else jnp.pad(leaf, padding)
@@ -83,7 +88,12 @@ def cut(array: jax.Array, counts: Sequence[int] | None) -> jax.Array:
         return array
     share = len(array) // len(counts)
     total = sum(counts)
-    if all(count == share for count in counts[: total // share]):
+    if tuple(counts) == _shares(total, share, len(counts)):
         return array[:total]  # all in a row, so that nothing has to be moved
     parts = [array[i * share : i * share + count] for i, count in enumerate(counts)]
     return jnp.concatenate(parts)
+
+
+def _shares(total: int, share: int, replicas: int) -> tuple[int, ...]:
+    """The rows that each replica has, if those before it have full shares."""
+    return tuple(min(share, max(0, total - share * replica)) for replica in range(replicas))

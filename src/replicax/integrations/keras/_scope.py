@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
 import jax
 import keras
 
 from replicax import _context
-from replicax.integrations.keras._private import current_scope, get_array
+from replicax.integrations.keras._private import (
+    current_scope,
+    get_array,
+    global_generator,
+    set_global_generator,
+)
 from replicax.integrations.keras._variables import adopted, belongs_to
 from replicax.variables import write
 
@@ -41,6 +48,36 @@ def ownership() -> Ownership:
     return Ownership()
 
 
+_thread = threading.local()  # as what Keras has set is the thread's
+
+
+def follow() -> None:
+    """Sets the distribution that notes owners where a strategy is current, and only there."""
+    in_scope = _context.current().strategy is not None
+    ours = keras.distribution.distribution() is ownership()
+    if in_scope and not ours:
+        _thread.before = keras.distribution.distribution()
+        keras.distribution.set_distribution(ownership())
+    elif ours and not in_scope:
+        keras.distribution.set_distribution(_thread.before)
+
+
+def users_distribution() -> Any:
+    """What Keras would be distributed by if we had set nothing."""
+    current = keras.distribution.distribution()
+    return _thread.before if current is ownership() else current
+
+
+@contextmanager
+def distributed_by(distribution: Any) -> Iterator[None]:
+    before = keras.distribution.distribution()
+    keras.distribution.set_distribution(distribution)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(before)
+
+
 @final
 class VariablesInUse(keras.StatelessScope):
     """Has reads and writes of Keras variables follow our rules, while a function runs.
@@ -65,19 +102,37 @@ class VariablesInUse(keras.StatelessScope):
 
         That is right when shapes are inferred. Here, it may be a slot that the function needs.
         """
+        with self.put_aside():
+            pass
+
+    @contextmanager
+    def put_aside(self) -> Iterator[None]:
+        """Lets Keras make variables, with numbers."""
         with jax.ensure_compile_time_eval():
             self.__exit__()
-        self.__enter__()
+            try:
+                yield
+            finally:
+                self.__enter__()
+
+
+def outside_of_functions() -> AbstractContextManager[None]:
+    """For as long as variables are made, in a function that uses others."""
+    scope = current_scope()
+    return scope.put_aside() if isinstance(scope, VariablesInUse) else nullcontext()
 
 
 def surround(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, with Keras variables that follow our rules."""
+    generator = None if _context.current().program else global_generator()
 
     @functools.wraps(fn)
     def surrounded(*args: Any, **kwargs: Any) -> Any:
         if current_scope() is not None:  # ours, or Keras infers shapes or is stateless itself
             return fn(*args, **kwargs)
-        with ownership().scope(), VariablesInUse():
+        if generator is not None:
+            set_global_generator(generator)
+        with distributed_by(ownership()), VariablesInUse():
             return fn(*args, **kwargs)
 
     return surrounded

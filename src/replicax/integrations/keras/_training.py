@@ -17,7 +17,7 @@ import keras
 from replicax._typing import Nest
 from replicax.collectives import launch
 from replicax.integrations.keras._products import without_transposed_products
-from replicax.integrations.keras._rows import Rows, cut, rows_of
+from replicax.integrations.keras._rows import Rows, cut, is_rows, rows_of
 from replicax.integrations.keras._variables import adopted
 from replicax.strategies import Strategy
 from replicax.topology import Topology
@@ -71,14 +71,14 @@ class StepFunction:
         self._step: _Compiled | _ByOperation = kind(
             f"`{name}` of {model.name!r}", step, strategy.topology, keeps_outputs
         )
-        variables = [*model.variables, *(model.optimizer.variables if model.optimizer else ())]
-        for variable in variables:
+        optimizer = getattr(model, "optimizer", None)  # not there before `compile`
+        for variable in (*model.variables, *(optimizer.variables if optimizer else ())):
             adopted(variable, strategy)
 
     def __call__(self, state: State, iterator: Iterator[Nest]) -> tuple[Nest, State]:
         data = next(iterator)
         if state is not self._last_state:  # a callback, say, may have assigned something
-            state = jax.tree.map(self._topology.replicate, state)
+            state = self._placed(state)
         outputs, state = self._step(state, data)
         kept = [outputs]
         for _ in range(self._model.steps_per_execution - 1):
@@ -92,6 +92,20 @@ class StepFunction:
         if self._keeps_outputs and len(kept) > 1:
             outputs = jax.tree.map(lambda *parts: jnp.concatenate(parts), *kept)
         return outputs, state
+
+    def _placed(self, state: State) -> State:
+        """The arrays of a state on all devices, each in memory of its own, which a step reuses.
+
+        Variables may share an array: after `fit`, a weight and its moving average do.
+        """
+        seen: set[int] = set()
+
+        def placed(array: jax.Array) -> jax.Array:
+            shared = id(array) in seen
+            seen.add(id(array))
+            return self._topology.replicate(jnp.copy(array) if shared else array)
+
+        return jax.tree.map(placed, state)
 
 
 class _Compiled:
@@ -119,7 +133,7 @@ class _Compiled:
         self._whole, self._even = compiled(whole), compiled(None)
 
     def __call__(self, state: State, data: Nest) -> tuple[Nest, State]:
-        leaves, structure = jax.tree.flatten(data)
+        leaves, structure = jax.tree.flatten(data, is_leaf=is_rows)
         leaves = [rows_of(leaf, self._topology) for leaf in leaves]
         counts = tuple(leaf.counts if isinstance(leaf, Rows) else None for leaf in leaves)
         arrays = [leaf.array if isinstance(leaf, Rows) else leaf for leaf in leaves]
@@ -139,7 +153,7 @@ class _ByOperation:
         self._everywhere = jax.jit(cut, static_argnums=1, out_shardings=topology.replicated)
 
     def __call__(self, state: State, data: Nest) -> tuple[Nest, State]:
-        return self._step(state, jax.tree.map(self._whole, data))
+        return self._step(state, jax.tree.map(self._whole, data, is_leaf=is_rows))
 
     def _whole(self, leaf: Any) -> jax.Array:
         if isinstance(leaf, Rows):

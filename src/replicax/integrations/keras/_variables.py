@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from replicax.variables import (
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
-    from replicax.variables._variable import Combine
 
 # Keras variables compare by value, so they are known by their id, and forgotten when they end.
 _owners: dict[int, StrategyLike] = {}
@@ -45,9 +44,11 @@ def belongs_to(variable: keras.Variable, strategy: StrategyLike) -> None:
 
 def adopted(variable: keras.Variable, strategy: StrategyLike | None = None) -> Variable:
     """What stands for a Keras variable; of `strategy`, if nobody else has it."""
-    found = _adopted.get(id(variable))
-    if found is None or (found.strategy is None and strategy is not None):
-        owner = _owners.get(id(variable), strategy)
+    found, owner = _adopted.get(id(variable)), _owners.get(id(variable), strategy)
+    nobodys = owner is None and _is_seed(variable)
+    if nobodys:
+        owner = _context.current().strategy  # which draws from it; another may do so next
+    if found is None or (found.strategy is not owner and (nobodys or found.strategy is None)):
         # Now, also while a program is traced.
         outside = _context.entered(_context.Frame())
         with outside, jax.ensure_compile_time_eval():
@@ -69,13 +70,22 @@ def _adopt(variable: keras.Variable, strategy: StrategyLike | None) -> Variable:
     )
     if strategy is None:
         return AdoptedPlainVariable.adopt(request, keeper)
-    kind = _SeedVariable if _is_seed(variable) else AdoptedMirroredVariable
+    kind = AdoptedMirroredVariable
+    if request.aggregation is VariableAggregation.SUM:
+        kind = AgreedVariable  # `write` makes the sum
+    if _is_seed(variable):
+        kind = _SeedVariable
     return kind.adopt(request, keeper, strategy)
 
 
 def _aggregation(variable: keras.Variable) -> VariableAggregation:
     """As the variable says. Layers do not say it of their running averages, which are averaged."""
     stated = _AGGREGATIONS.get(variable.aggregation)
+    if stated is VariableAggregation.SUM and variable.dtype == "bool":
+        raise InvalidArgument(
+            f"The Keras variable {variable.path!r} is a truth value, and has `aggregation='sum'`. "
+            "Give it a number's dtype, or another aggregation."
+        )
     if stated is not None or variable.trainable:
         return stated or VariableAggregation.NONE
     if jnp.issubdtype(variable.dtype, jnp.floating):
@@ -124,12 +134,6 @@ class _SeedVariable(AgreedVariable):
 
     def _read(self, frame: Frame) -> jax.Array:
         return super()._read(frame) + self._own(frame)
-
-    def _write(self, frame: Frame, combine: Combine, value: Any) -> None:
-        if self._in_replica(frame):
-            self._settle(frame, combine(self._read(frame), value))
-        else:
-            super()._write(frame, combine, value)
 
     def _settle(self, frame: Frame, value: jax.Array) -> None:
         super()._settle(frame, value - self._own(frame))

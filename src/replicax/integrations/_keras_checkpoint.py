@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from replicax import _bridges
 from replicax.checkpoint import ArrayPart, Kind, NameOf, TakenApart
-from replicax.errors import CheckpointMismatch
+from replicax.errors import CheckpointMismatch, ContextError
 from replicax.strategies import Strategy
 from replicax.variables import Variable
 
@@ -30,16 +30,18 @@ def _take_apart(thing: Any, _: NameOf) -> TakenApart:
     if isinstance(thing, keras.Variable):
         return TakenApart({"": _part(thing)})
     if isinstance(thing, keras.metrics.Metric):
-        return TakenApart(_by_path(thing.variables))
+        return TakenApart(_by_path(thing.variables, [thing]))
     if isinstance(thing, keras.optimizers.Optimizer):
         return TakenApart(
             _by_position(thing.variables),
             make=None if thing.built else _refuse_unbuilt_optimizer,
         )
-    parts = _by_path(thing.variables)
+    if isinstance(thing, keras.Model):
+        thing.jax_state_sync()  # in a callback of `fit`, the values of the last step are elsewhere
+    parts = _by_path(thing.variables, thing._flatten_layers())
     optimizer = getattr(thing, "optimizer", None) if isinstance(thing, keras.Model) else None
     if isinstance(thing, keras.Model):
-        measured = _by_path(thing.metrics_variables, optional=True)
+        measured = _by_path(thing.metrics_variables, thing.metrics, optional=True)
         parts |= {f"metrics/{name}": part for name, part in measured.items()}
     if optimizer is not None:
         slots = _by_position(optimizer.variables)
@@ -78,25 +80,52 @@ def _part(variable: Any, optional: bool = False) -> ArrayPart:
     return ArrayPart(
         tuple(variable.shape),
         jnp.dtype(variable.dtype),
-        lambda: variable.value,
+        lambda: _value_of(variable),
         # Through ours, so that it comes to all devices of its strategy.
         lambda value: _bridges.variable_of(variable).assign(value),
         optional=optional,
     )
 
 
-def _by_path(variables: Iterable[Any], optional: bool = False) -> dict[str, ArrayPart]:
+def _value_of(variable: Any) -> Any:
+    if variable._value is None:
+        raise ContextError(
+            f"The Keras variable {variable.path!r} has no value now: in a callback of `fit`, Keras "
+            "keeps the values of the last step elsewhere. Give the checkpoint the model itself, or "
+            "call `model.jax_state_sync()` before."
+        )
+    return variable.value
+
+
+def _by_path(
+    variables: Iterable[Any], named: Iterable[Any], optional: bool = False
+) -> dict[str, ArrayPart]:
     """By their paths, as Keras numbers them in a fresh process.
 
     Keras counts the layers of a class over all models of a process: `dense_7` of the second model
-    is the `dense_3` of the first.
+    is the `dense_3` of the first. Names that somebody has given stay as they are.
+
+    Args:
+      variables: The variables.
+      named: The objects that they may belong to, whose names are in the paths.
+      optional: Whether they may be lacking.
     """
+    variables = list(variables)
+    bases = {
+        thing.name: base
+        for thing in (*named, *variables)
+        for base in [_automatic_base(thing.name, _snake_case(type(thing).__name__))]
+        if base is not None
+    }
     numbers: dict[str, dict[str, int]] = {}
     parts: dict[str, ArrayPart] = {}
     for variable in variables:
         words = []
         for word in variable.path.split("/"):
-            base = re.sub(r"_\d+$", "", word)
+            base = bases.get(word) or _automatic_base(word, "seed_generator")
+            if base is None:
+                words.append(word)
+                continue
             known = numbers.setdefault(base, {})
             number = known.setdefault(word, len(known))
             words.append(base if number == 0 else f"{base}_{number}")
@@ -107,6 +136,22 @@ def _by_path(variables: Iterable[Any], optional: bool = False) -> dict[str, Arra
             name = f"{unnumbered}#{count}"
         parts[name] = _part(variable, optional)
     return parts
+
+
+def _automatic_base(name: str, class_name: str) -> str | None:
+    """What Keras numbered to get this name; None if it does not come from the name of the class.
+
+    `Bidirectional` puts a word before the name of its layer.
+    """
+    matched = re.fullmatch(rf"((?:forward_|backward_)?{re.escape(class_name)})(_\d+)?", name)
+    return matched and matched[1]
+
+
+def _snake_case(name: str) -> str:
+    """As `keras.src.utils.naming.to_snake_case`."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 def _by_position(variables: Iterable[Any]) -> dict[str, ArrayPart]:

@@ -28,6 +28,21 @@ hypothesis.settings.register_profile("replicax", deadline=None, derandomize=True
 hypothesis.settings.load_profile("replicax")
 
 
+# Set by whoever imports TensorFlow first, which Keras does in `fit`.
+_TENSORFLOWS = {
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY",
+    "HDF5_PLUGIN_PATH",
+    "TF2_BEHAVIOR",
+    "TPU_ML_PLATFORM",
+    "TPU_ML_PLATFORM_VERSION",
+}
+
+
+def _environment() -> dict[str, str]:
+    ignored = {"PYTEST_CURRENT_TEST", *_TENSORFLOWS}
+    return {name: value for name, value in os.environ.items() if name not in ignored}
+
+
 def _children() -> set[str]:
     """The ids of this process's child processes, where the system tells."""
     found: set[str] = set()
@@ -41,12 +56,11 @@ def _children() -> set[str]:
 def _leaves_no_trace() -> Iterator[None]:
     """Fails a test that leaves a context, an environment variable, a thread or a process behind."""
     frame = _context.current()
-    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    environment = _environment()
     threads, children = set(threading.enumerate()), _children()
     yield
     assert _context.current() is frame, f"left inside the {_context.current()}"
-    now = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    assert now == environment, "the environment was changed"
+    assert _environment() == environment, "the environment was changed"
     left = set(threading.enumerate()) - threads
     if left:
         gc.collect()  # an iterator in a cycle ends its thread when the cycle goes

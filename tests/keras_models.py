@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pipelines import TENSORFLOW  # noqa: F401  Keras imports it in `fit`, if it is there
 
 import replicax as rx
 

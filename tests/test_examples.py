@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import sklearn.datasets  # noqa: F401  here, because it sets environment variables
 from click.testing import CliRunner
-from pipelines import TENSORFLOW  # noqa: F401  which sets some as well, when Keras imports it
 from support import equal
 
 PROJECT = Path(__file__).parent.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -193,6 +194,57 @@ def test_nests_arrays_and_plain_values(tmp_path):
     equal(other.half.numpy().astype(np.float32), [1.0, 1.0])
 
 
+def test_collections_stay_the_objects_that_they_were(tmp_path):
+    def make(number):
+        inner, listed = {"n": number}, [number]
+        ordered = collections.OrderedDict(b=number, a=number)
+        missing = collections.defaultdict(int, {"n": number})
+        return inner, listed, ordered, missing, Pair(inner, (listed,))
+
+    path = rx.Checkpoint(nest=list(make(1))[2:]).save(tmp_path / "model")
+    inner, listed, ordered, missing, pair = make(2)
+    checkpoint = rx.Checkpoint(nest=[ordered, missing, pair])
+    checkpoint.restore(path).assert_consumed()
+    assert (inner, listed, list(ordered.items())) == ({"n": 1}, [1], [("b", 1), ("a", 1)])
+    assert (missing["n"], missing["another"]) == (1, 0)
+    assert checkpoint.nest[0] is ordered
+    assert checkpoint.nest[2].first is inner
+
+
+def test_what_is_not_known_yet_is_a_value(tmp_path):
+    unknown = rx.Checkpoint(best=None, worst={"at": None})
+    first = unknown.save(tmp_path / "model")
+    known = rx.Checkpoint(best=0.5, worst={"at": 3})
+    second = known.save(tmp_path / "model")
+    unknown.restore(second).assert_consumed()
+    assert (unknown.best, unknown.worst) == (0.5, {"at": 3})
+    known.restore(first).assert_consumed()
+    assert (known.best, known.worst) == (None, {"at": None})
+
+
+def test_arrays_of_unusual_kinds(tmp_path):
+    no_keys = jax.random.split(jax.random.key(0), 0)
+    checkpoint = rx.Checkpoint(swapped=np.arange(3, dtype=">i4"), no_keys=no_keys)
+    path = checkpoint.save(tmp_path / "model")
+    checkpoint.swapped = np.zeros(3, ">i4")
+    checkpoint.restore(path).assert_consumed()
+    equal(checkpoint.swapped, [0, 1, 2])
+    assert checkpoint.no_keys.shape == (0,)
+    for refused in (jnp.zeros(2, jnp.uint4), np.zeros(2, np.longdouble), np.zeros(2, "i4,f4")):
+        with pytest.raises(rx.errors.InvalidType, match="'odd': its format has no arrays of"):
+            rx.Checkpoint(odd=refused)
+
+
+def test_arrays_stay_as_free_to_move_as_they_were(tmp_path):
+    there = jax.device_put(jnp.ones(2), jax.devices()[1])
+    checkpoint = rx.Checkpoint(free=jnp.ones(2), key=jax.random.key(1), there=there)
+    checkpoint.restore(checkpoint.save(tmp_path / "model"))
+    assert not checkpoint.free.committed
+    assert not checkpoint.key.committed
+    assert checkpoint.there.devices() == there.devices()
+    _ = checkpoint.free + checkpoint.there  # raises where both are committed
+
+
 def test_paths_are_numbered_and_never_overwritten(tmp_path):
     checkpoint = rx.Checkpoint(epoch=1)
     paths = [checkpoint.save(tmp_path / "model") for _ in range(2)]
@@ -241,6 +293,45 @@ def test_slots_that_are_not_made_yet_are_saved_again(tmp_path, two):
     assert resumed.state() == training.state()
     for each in (training, resumed, idle):
         each.iterator.close()
+
+
+def momentum(strategy):
+    with strategy.scope():
+        weight = rx.Variable([1.0, 1.0])
+        optimizer = rx.Optimizer(optax.sgd(0.5, momentum=0.9))
+
+    def step():
+        strategy.run(lambda: optimizer.apply_gradients([(jnp.ones(2), weight)]))
+        return weight.numpy().tolist()
+
+    return weight, optimizer, step
+
+
+def test_slots_of_a_checkpoint_do_not_outlive_another_one(tmp_path, two):
+    weight, optimizer, step = momentum(two)
+    checkpoint = rx.Checkpoint(w=weight, o=optimizer)
+    without = checkpoint.save(tmp_path / "model")
+    expected = step()
+    later = checkpoint.save(tmp_path / "model")
+    weight, optimizer, step = momentum(two)
+    checkpoint = rx.Checkpoint(w=weight, o=optimizer)
+    checkpoint.restore(later)
+    checkpoint.restore(without).assert_consumed()
+    assert step() == expected
+
+
+def test_slots_that_wait_are_saved_by_the_new_names_of_their_variables(tmp_path, two):
+    weight, optimizer, step = momentum(two)
+    step()
+    path = rx.Checkpoint(w=weight, o=optimizer).save(tmp_path / "model")
+    expected = step()
+    weight, optimizer, _ = momentum(two)
+    rx.Checkpoint(w=weight, o=optimizer).restore(path)
+    path = rx.Checkpoint(weight=weight, o=optimizer).save(tmp_path / "renamed")
+    weight, optimizer, step = momentum(two)
+    report = rx.Checkpoint(weight=weight, o=optimizer).restore(path)
+    assert step() == expected
+    report.assert_consumed()
 
 
 def test_another_optimizer_is_told_by_the_report(tmp_path, two):
@@ -391,6 +482,28 @@ def test_an_iterator_over_other_data_changes_nothing(tmp_path, two):
     assert float(checkpoint.weight) == 2.0
 
 
+def test_all_iterators_are_set_back(tmp_path):
+    class Position:
+        def __init__(self, at, fails=False):
+            self.at, self.fails = at, fails
+
+        def get_state(self):
+            return {"at": self.at}
+
+        def set_state(self, state):
+            if self.fails:
+                raise ValueError("this one cannot be moved")
+            self.at = state["at"]
+
+    path = rx.Checkpoint(a=Position(1), b=Position(1), c=Position(1)).save(tmp_path / "model")
+    first, second, third = Position(7), Position(8, fails=True), Position(9)
+    checkpoint = rx.Checkpoint(a=second, b=first, c=third)
+    with pytest.raises(ValueError, match="cannot be moved") as raised:
+        checkpoint.restore(path)
+    assert (first.at, third.at) == (7, 9)
+    assert "'a' could not be set back" in "".join(raised.value.__notes__)
+
+
 def test_what_a_checkpoint_cannot_hold(tmp_path):
     with pytest.raises(rx.errors.InvalidType, match=r"cannot hold 'nest/a'.*builtins\.object"):
         rx.Checkpoint(nest={"a": object()})
@@ -416,6 +529,9 @@ def test_what_a_checkpoint_cannot_hold(tmp_path):
             raise AssertionError
 
     with pytest.raises(rx.errors.InvalidType, match="'odd' cannot be saved, because JSON"):
+        rx.Checkpoint(odd=Odd()).save(tmp_path / "model")
+    Odd.get_state = lambda self: {"seen": [{1: "a"}]}
+    with pytest.raises(rx.errors.InvalidType, match="the key 1 would become the word '1'"):
         rx.Checkpoint(odd=Odd()).save(tmp_path / "model")
 
 

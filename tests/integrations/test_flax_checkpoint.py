@@ -74,3 +74,23 @@ def test_variables_by_themselves_and_what_is_no_array(tmp_path):
     equal(checkpoint.nest["a"][...], [1.0, 1.0])
     with pytest.raises(rx.errors.InvalidType, match="its value is no array, but 'word'"):
         rx.Checkpoint(a=nnx.Variable("word"))
+
+
+def test_a_restore_that_fails_halfway_changes_no_module(tmp_path, monkeypatch):
+    checkpoint = rx.Checkpoint(model=nnx.Linear(2, 2, rngs=nnx.Rngs(0)), weight=rx.Variable(1.0))
+    path = checkpoint.save(tmp_path / "model")
+    kernel = checkpoint.model.kernel
+    changed = kernel.get_value() + 1.0
+    kernel.set_value(changed)
+
+    def fail(self, value):
+        raise MemoryError
+
+    monkeypatch.setattr(rx.Variable, "assign", fail)
+    with pytest.raises(MemoryError):
+        checkpoint.restore(path)
+    assert kernel.get_value() is changed
+    monkeypatch.undo()
+    checkpoint.restore(path)
+    equal(kernel.get_value(), changed - 1.0)
+    assert not kernel.get_value().committed

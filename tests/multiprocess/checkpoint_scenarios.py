@@ -81,7 +81,13 @@ def positions_of_their_own(strategy, directory):
     iterator.close()
     other = rx.Checkpoint(data=iter(dataset))
     other.restore(path)
-    return [np.asarray(strategy.gather(element, axis=0)).tolist() for element in other.data]
+    alike = iter(strategy.experimental_distribute_dataset([np.float32([0.0, 1.0])]))
+    refused = message_of(
+        rx.errors.CheckpointMismatch, lambda: rx.Checkpoint(data=alike).restore(path)
+    )
+    alike.close()
+    rest = [np.asarray(strategy.gather(element, axis=0)).tolist() for element in other.data]
+    return {"rest": rest, "refused": refused}
 
 
 def arrays_over_both(strategy, directory):

@@ -127,9 +127,7 @@ def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[s
 
     facts = {key: manifest.arrays[key] for key in keys}
     read: dict[str, Any] = {
-        key: np.zeros(each.shape, jax.numpy.dtype(each.dtype))
-        for key, each in facts.items()
-        if each.keys is None and 0 in each.shape
+        key: each.without_elements() for key, each in facts.items() if 0 in each.shape
     }
     written = [key for key in keys if key not in read]
     if written:

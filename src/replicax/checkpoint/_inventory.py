@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol, final, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint._manifest import ArrayFacts
+from replicax.checkpoint._manifest import ArrayFacts, dtype_name
 from replicax.checkpoint._parts import (
     ArrayPart,
     Deferred,
@@ -24,6 +25,14 @@ from replicax.checkpoint._parts import (
 from replicax.errors import InvalidArgument, InvalidType
 from replicax.input import DistributedIterator
 from replicax.variables import Variable
+
+# What TensorStore can write, of what NumPy and JAX have.
+_DTYPES = frozenset(
+    ["bool", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    + ["int2", "int4", "float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn"]
+    + ["float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+)
 
 
 @runtime_checkable
@@ -73,6 +82,7 @@ class Inventory:
             )
         match part:
             case ArrayPart():
+                _require_known(key, part.dtype)
                 self.arrays[key] = part
                 if part.variable is not None:
                     self._names.setdefault(part.variable, key)
@@ -101,15 +111,20 @@ class Inventory:
             for place, taken in self._incomplete.items()
         )
 
-    def defer(self, values: Mapping[str, Any]) -> list[Deferred]:
-        """Gives objects what is saved for parts that they do not have yet."""
+    def defer(self, values: Mapping[str, Any], saved: Iterable[str]) -> list[Deferred]:
+        """Gives objects what is saved for parts that they do not have yet.
+
+        An object of which something is `saved`, but nothing for such parts, is given nothing, in
+        the place of what it may have from another checkpoint.
+        """
         all_deferred = []
         for place, taken in self._incomplete.items():
             own = {key.removeprefix(f"{place}/"): values[key] for key in _under(place, values)}
-            if own and taken.defer is not None:
-                deferred = Deferred(place, own)
+            if taken.defer is not None and _under(place, saved):
+                deferred = Deferred(place, own, self._names)
                 taken.defer(deferred)
-                all_deferred.append(deferred)
+                if own:
+                    all_deferred.append(deferred)
         return all_deferred
 
     def commit(self) -> None:
@@ -149,7 +164,7 @@ class _Nest:
             self._leaves[index] = value
             self._changed = True
 
-        if type(leaf) in (bool, int, float, str):
+        if leaf is None or type(leaf) in (bool, int, float, str):
             return TakenApart({"": ValuePart(read, replace)})
         if isinstance(leaf, jax.Array):
             part = ArrayPart(leaf.shape, leaf.dtype, read, lambda x: replace(placed(leaf, x)))
@@ -171,12 +186,20 @@ class _Nest:
             self._objects[self._name] = _refilled(self._objects[self._name], new)
 
 
+def _require_known(key: str, dtype: Any) -> None:
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key) and dtype_name(dtype) not in _DTYPES:
+        raise InvalidType(
+            f"A checkpoint cannot hold {key!r}: its format has no arrays of {dtype_name(dtype)}. "
+            "Convert it, or leave it out."
+        )
+
+
 def _under(place: str, keys: Iterable[str]) -> list[str]:
     return [key for key in keys if key.startswith(f"{place}/")]
 
 
 def _is_leaf(node: Any) -> bool:
-    return kind_of(node) is not None
+    return node is None or kind_of(node) is not None
 
 
 def _path_text(path: Any) -> str:
@@ -185,20 +208,27 @@ def _path_text(path: Any) -> str:
 
 def _refilled(old: Any, new: Any) -> Any:
     """`new`; but dicts and lists stay the objects that they were, for those who hold them."""
+    if old is None:
+        return new
     if _is_leaf(old):
         return old
-    if type(old) is dict:
+    if isinstance(old, dict):
         for key, value in new.items():
             old[key] = _refilled(old[key], value)
         return old
     if type(old) is list:
         old[:] = [_refilled(*pair) for pair in zip(old, new, strict=True)]
         return old
+    if isinstance(old, tuple):
+        filled = [_refilled(*pair) for pair in zip(old, new, strict=True)]
+        return type(old)(*filled) if hasattr(old, "_fields") else tuple(filled)
     return new
 
 
 def placed(like: jax.Array, value: Any) -> jax.Array:
     """`value` on the devices of another array, of which this process may have a part only."""
+    if not like.committed:  # so that it still goes where others are that it meets
+        return jnp.asarray(value)
     if not isinstance(value, np.ndarray):
         return jax.device_put(value, like.sharding)
     return jax.make_array_from_callback(like.shape, like.sharding, lambda index: value[index])

@@ -27,6 +27,8 @@ class ArrayPart:
       variable: Whose value it is. Optimizers name what they keep for a variable by its name.
       lasting: Whether the memory that `read` gives stays as it is.
       optional: Whether it may be lacking, in a checkpoint or in the object, without a word.
+      put_back: Undoes `write`, and is given what `read` gave before; None for those whose changes
+        are undone anyway, as those of variables are.
     """
 
     shape: tuple[int, ...]
@@ -36,6 +38,7 @@ class ArrayPart:
     variable: Variable | None = None
     lasting: bool = False
     optional: bool = False
+    put_back: Callable[[Any], None] | None = None
 
 
 @final
@@ -73,10 +76,14 @@ class Deferred:
     Args:
       place: The name of the object in the checkpoint.
       values: The arrays, by their names in the object.
+      variables: How variables were called in the checkpoint that it is from.
     """
 
-    def __init__(self, place: str, values: Mapping[str, Any]) -> None:
+    def __init__(
+        self, place: str, values: Mapping[str, Any], variables: Mapping[Variable, str]
+    ) -> None:
         self.place = place
+        self._variables = variables
         self.waiting = dict(values)
         self.taken: set[str] = set()
         self.lacking: set[str] = set()
@@ -96,6 +103,19 @@ class Deferred:
             )
         self.taken.add(name)
         return value
+
+    def renamed(self, name_of: NameOf) -> dict[str, Any]:
+        """What waits, named after variables as another checkpoint calls them."""
+        return {self._renamed(name, name_of): value for name, value in self.waiting.items()}
+
+    def _renamed(self, name: str, name_of: NameOf) -> str:
+        owners = [each for each, old in self._variables.items() if name.endswith(f"/{old}")]
+        if not owners:
+            return name
+        # The longest, where the name of one ends with that of another.
+        owner = max(owners, key=lambda each: len(self._variables[each]))
+        new = name_of(owner)
+        return name if new is None else name.removesuffix(self._variables[owner]) + new
 
     def settle(self) -> None:
         """Says that all parts have been made: what was not taken is not used."""

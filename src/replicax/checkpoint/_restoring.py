@@ -145,13 +145,23 @@ class _Plan:
 
     def carry_out(self) -> RestoreReport:
         inventory, manifest = self.inventory, self.manifest
-        for key in self._restored:
-            if key in inventory.arrays:
-                inventory.arrays[key].write(self._arrays[key])
-            elif key in inventory.values:
-                inventory.values[key].write(_like(inventory.values[key].read(), manifest, key))
-        inventory.commit()
-        return self._report(inventory.defer({key: self._arrays[key] for key in self._later}))
+        before: list[tuple[Callable[[Any], None], Any]] = []
+        try:
+            for key in self._restored:
+                if key in inventory.arrays:
+                    part = inventory.arrays[key]
+                    if part.put_back is not None:
+                        before.append((part.put_back, part.read()))
+                    part.write(self._arrays[key])
+                elif key in inventory.values:
+                    inventory.values[key].write(_like(inventory.values[key].read(), manifest, key))
+            inventory.commit()
+            later = {key: self._arrays[key] for key in self._later}
+            return self._report(inventory.defer(later, manifest.arrays))
+        except BaseException:
+            for put_back, value in reversed(before):
+                put_back(value)
+            raise
 
     def _report(self, deferred: list[Any]) -> RestoreReport:
         return RestoreReport(str(self._path), self._restored, self._unused, self._missing, deferred)
@@ -189,7 +199,17 @@ class _Plan:
     def _position_problem(self, key: str) -> str | None:
         part, position = self.inventory.positions[key], self.manifest.positions[key]
         workers = worker_count()
-        if workers == self.manifest.workers or (part.shared and position.shared):
+        if part.shared and position.shared:
+            return None
+        if workers == self.manifest.workers == 1:
+            return None
+        if part.shared != position.shared:
+            return (
+                f"was saved by {self.manifest.workers} worker(s) that read "
+                f"{_what_is_read(position.shared)}, and is for {workers} that read "
+                f"{_what_is_read(part.shared)}"
+            )
+        if workers == self.manifest.workers:
             return None
         return (
             f"was saved by {self.manifest.workers} worker(s), each of which may have read data of "
@@ -201,9 +221,20 @@ class _Plan:
         return position.states[0 if position.shared else this_worker()]
 
 
+def _what_is_read(shared: bool) -> str:
+    return "the same data" if shared else "data of their own"
+
+
 def _is_like(now: Any, then: Any) -> bool:
-    return type(now) is type(then) or (type(now) is float and type(then) is int)
+    # None is what will be known later.
+    return (
+        now is None
+        or then is None
+        or type(now) is type(then)
+        or (type(now) is float and type(then) is int)
+    )
 
 
 def _like(now: Any, manifest: Manifest, key: str) -> Any:
-    return type(now)(manifest.values[key])
+    then = manifest.values[key]
+    return then if now is None or then is None else type(now)(then)

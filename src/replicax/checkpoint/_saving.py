@@ -257,6 +257,7 @@ def _refuse_difference(contents: list[list[str]]) -> None:
 def _expressed(key: str, state: Any) -> Any:
     try:
         text = json.dumps(state)
+        _require_words_as_keys(state)
     except (TypeError, ValueError) as error:
         raise InvalidType(
             f"The state of {key!r} cannot be saved, because JSON cannot express it: {error}. "
@@ -272,12 +273,26 @@ def _expressed(key: str, state: Any) -> Any:
     return json.loads(text)
 
 
+def _require_words_as_keys(state: Any) -> None:
+    """JSON makes words of other keys without saying so."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} would become the word {str(key)!r}")
+            _require_words_as_keys(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            _require_words_as_keys(value)
+
+
 def _on_host(value: Any, lasting: bool) -> np.ndarray:
     if is_key(value):
         value = jax.random.key_data(value)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         value = _whole(value)
-    return np.asarray(value) if lasting else np.array(value)
+    numbers = np.asarray(value) if lasting else np.array(value)
+    # The format has no other order of bytes.
+    return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
 
 
 def _whole(array: jax.Array) -> Any:

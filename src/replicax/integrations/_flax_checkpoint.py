@@ -40,6 +40,7 @@ def _part(name: str, variable: Any) -> ArrayPart:
         value.dtype,
         variable.get_value,
         lambda new: variable.set_value(placed(variable.get_value(), new)),
+        put_back=variable.set_value,
     )
 
 

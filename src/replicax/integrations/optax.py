@@ -195,7 +195,7 @@ class Optimizer:
         def defer(deferred: Deferred) -> None:
             self._restored = deferred, name_of
 
-        waiting = {} if self._restored is None else self._restored[0].waiting
+        waiting = {} if self._restored is None else self._restored[0].renamed(name_of)
         return TakenApart(parts, defer, waiting)
 
     def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Any], tuple[Variable, ...]]:

@@ -19,7 +19,7 @@ from support import equal
 import replicax as rx
 from replicax import cluster
 from replicax.checkpoint import _files as files
-from replicax.checkpoint._writing import under_way
+from replicax.checkpoint import _writing as writing
 
 
 def names(manager: rx.CheckpointManager) -> list[str]:
@@ -195,6 +195,28 @@ def test_a_program_that_ends_waits_for_what_is_written(tmp_path, run_python):
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt-1"]
 
 
+def test_a_program_that_ends_says_what_it_waits_for(tmp_path, gate, monkeypatch, capsys):
+    monkeypatch.setattr(writing, "_PATIENCE_SECONDS", 0.05)
+    manager = rx.CheckpointManager(rx.Checkpoint(n=1), tmp_path)
+    manager.save()
+    threading.Timer(0.2, gate.set).start()
+    writing._finish_all()
+    assert "waits for" in capsys.readouterr().err
+    assert names(manager) == ["ckpt-1"]
+    manager.close()
+
+
+def test_a_thread_that_cannot_start_is_not_waited_for(tmp_path, monkeypatch):
+    def fail(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start"):
+            rx.Checkpoint(n=1).save(tmp_path / "model")
+    assert writing.under_way(tmp_path) == []
+
+
 def test_a_program_that_ends_is_told_of_a_save_that_failed(tmp_path, run_python):
     code = f"""
         import replicax as rx
@@ -323,8 +345,8 @@ def test_a_save_that_failed_is_raised_before_the_next_is_due(tmp_path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(files, "write", fail)
         manager.save()
-        for writing in under_way(tmp_path):
-            writing.news(None)
+        for each in writing.under_way(tmp_path):
+            each.news(None)
         step.assign_add(1)
         with pytest.raises(rx.errors.SaveFailed, match="the disk is full"):
             manager.save()
@@ -374,6 +396,19 @@ def test_arguments_that_mean_nothing(tmp_path):
         rx.CheckpointManager(checkpoint, tmp_path, checkpoint_interval=3)
     with pytest.raises(rx.errors.InvalidArgument, match="no path; got 'a/b'"):
         rx.CheckpointManager(checkpoint, tmp_path, checkpoint_name="a/b")
+    with pytest.raises(rx.errors.InvalidArgument, match=r"`max_to_keep`.*got True"):
+        rx.CheckpointManager(checkpoint, tmp_path, True)
+    with pytest.raises(rx.errors.InvalidType, match="counts steps; got 'steps'"):
+        rx.CheckpointManager(checkpoint, tmp_path, step_counter="steps")
+    for number in (7.9, -1):
+        with pytest.raises(rx.errors.InvalidArgument, match=f"from 0; got {number}"):
+            rx.CheckpointManager(checkpoint, tmp_path).save(number)  # type: ignore[arg-type]
+    for prefix in ("", ".", "..", f"{tmp_path}/"):
+        with pytest.raises(rx.errors.InvalidArgument, match="where there is no name"):
+            checkpoint.save(prefix)
+    with pytest.raises(rx.errors.InvalidType, match="`latest` of a manager is None where"):
+        checkpoint.restore(None)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_save_that_is_cut_off_at_any_moment_is_complete_or_not_there(tmp_path):

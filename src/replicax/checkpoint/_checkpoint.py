@@ -13,7 +13,7 @@ from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._report import RestoreReport
 from replicax.checkpoint._restoring import restore
 from replicax.checkpoint._saving import Saving, Target, begin
-from replicax.errors import ContextError, InvalidArgument
+from replicax.errors import ContextError, InvalidArgument, InvalidType
 
 PathLike = str | os.PathLike[str]
 
@@ -86,6 +86,11 @@ class Checkpoint:
           prefix: A directory, and how the names of checkpoints begin.
         """
         stem = local_path(prefix)
+        if os.path.basename(os.fspath(prefix)) in ("", ".", ".."):
+            raise InvalidArgument(
+                "The prefix of checkpoints is a directory, and how their names begin, such as "
+                f"'run/model'; got {os.fspath(prefix)!r}, where there is no name."
+            )
         saving = self.begin_save(stem.parent, stem.name)
         saving.finish()
         return str(saving.path)
@@ -129,6 +134,11 @@ class Checkpoint:
 
 def local_path(path: PathLike) -> Path:
     """An absolute path; refuses addresses of object stores, which would become odd local names."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidType(
+            f"A checkpoint has a path; got {path!r}. `latest` of a manager is None where there is "
+            "no checkpoint: `restore_or_initialize` takes care of that."
+        )
     text = os.fspath(path)
     if "://" in text:
         raise InvalidArgument(

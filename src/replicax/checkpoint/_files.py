@@ -100,6 +100,9 @@ def _bring_to_disk(directory: Path, *, deep: bool = True) -> None:
         opened = os.open(path, os.O_RDONLY)
         try:
             os.fsync(opened)
+        except OSError:
+            if not path.is_dir():  # some file systems refuse directories
+                raise
         finally:
             os.close(opened)
 

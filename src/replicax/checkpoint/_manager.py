@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self, SupportsInt, final
 
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._checkpoint import Checkpoint, PathLike, local_path
@@ -22,7 +22,7 @@ class CheckpointManager:
     """Saves a checkpoint again and again, in a directory, and keeps the latest ones.
 
     Saving goes on in the background: `save` takes the values and returns, and a thread writes
-    them. What went wrong there is raised by the next call. At the end of the program, `close` the
+    them. What went wrong there is raised by a later call. At the end of the program, `close` the
     manager, or use it in a `with`.
 
     Args:
@@ -69,11 +69,16 @@ class CheckpointManager:
             ("max_to_keep", max_to_keep),
             ("checkpoint_interval", checkpoint_interval),
         ):
-            if count is not None and (not isinstance(count, int) or count < 1):
+            whole = isinstance(count, int) and not isinstance(count, bool)
+            if count is not None and (not whole or count < 1):
                 raise InvalidArgument(f"`{name}` has to be a positive whole number; got {count!r}.")
         if checkpoint_interval is not None and step_counter is None:
             raise InvalidArgument(
                 "`checkpoint_interval` needs a `step_counter`, such as `optimizer.iterations`."
+            )
+        if step_counter is not None and not isinstance(step_counter, SupportsInt):
+            raise InvalidType(
+                f"`step_counter` is a variable that counts steps; got {step_counter!r}."
             )
         if not re.fullmatch(r"[^/\\]+", checkpoint_name):
             raise InvalidArgument(
@@ -125,7 +130,8 @@ class CheckpointManager:
     def save(self, checkpoint_number: int | None = None, check_interval: bool = True) -> str | None:
         """Saves the checkpoint, if one is due, and returns the path, or None.
 
-        All workers call it. The path is complete when `wait` has returned, or the next `save`.
+        All workers call it. The path is complete when `wait` has returned, or the next `save` that
+        saves something.
 
         Args:
           checkpoint_number: Its number, which has to be larger than that of the latest; by
@@ -190,7 +196,7 @@ class CheckpointManager:
         return path
 
     def close(self) -> None:
-        """The same as `wait`, at the end."""
+        """The same as `wait`, by the name that things with an end have. It can be used again."""
         self.wait()
 
     def __enter__(self) -> Self:
@@ -212,10 +218,13 @@ class CheckpointManager:
         return files.numbered(self._directory, self._name)
 
     def _checked(self, number: Any) -> int:
+        given = number
         try:
             number = operator.index(number)
         except TypeError:
             number = int(number)  # of a variable
+        if number < 0 or (isinstance(given, float) and number != given):
+            raise InvalidArgument(f"Checkpoints have whole numbers from 0; got {given!r}.")
         begun = Target(self._directory, self._name, None).taken()
         latest = max(self._numbered(), default=-1)
         if number <= latest or number in begun:

@@ -102,7 +102,8 @@ class _Plan:
 
     def __init__(self, inventory: Inventory, path: Path, partial: bool) -> None:
         self._path = path
-        if any(each.path == path for each in under_way(path.parent)):
+        begun = [each.path.name for each in under_way(path.parent)]
+        if path.name in begun and not path.exists():
             raise CheckpointNotFound(
                 f"{path} is still being written. Call `wait()` of its manager before."
             )

@@ -294,3 +294,33 @@ def test_compiled_functions_without_a_strategy():
         descend(*plain, jnp.float32(1.0))
     equal(ours[0].weight[...], plain[0].weight[...])
     assert compiled.tracing_count == 1
+
+
+class Anything:
+    """Says that it has every attribute, and can be called."""
+
+    def __getattr__(self, name):
+        return Anything()
+
+    def __call__(self):
+        return 1.0
+
+
+ANYTHING = Anything()
+
+
+def test_what_makes_up_attributes_leads_nowhere():
+    assert float(rx.function(lambda x: x * ANYTHING())(2.0)) == 2
+
+
+def test_functions_without_modules_keep_nothing_alive():
+    class Holder:
+        factor = 3.0
+
+    holder = Holder()
+    function = rx.function(lambda held, x: x * held.factor)
+    assert float(function(holder, 2.0)) == 6
+    reference = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert reference() is None

@@ -78,6 +78,13 @@ class Reach:
         self._kept: list[Any] = []  # so that an id means what it meant
         for root in roots:
             self._visit(root, type(root).__name__, root, (), 0)
+        if self.is_empty:
+            self._kept.clear()  # functions without modules keep nothing alive
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of NNX is there."""
+        return not self.nodes and not self.variables
 
     def _visit(self, value: Any, name: str, holder: Any, names: Sequence[str], depth: int) -> None:
         """Looks at `value`, held by `holder`, on behalf of code that uses `names`."""
@@ -112,7 +119,7 @@ class Reach:
         elif isinstance(value, FunctionOfInstance):
             self._visit(value.function, name, value, names, depth)
             self._visit_bound(value.instance, value.function.python_function, depth)
-        elif callable(value) and (wrapped := getattr(value, "__wrapped__", None)) is not None:
+        elif callable(value) and (wrapped := _wrapped_by(value)) is not None:
             self._visit(wrapped, name, value, names, depth)  # by `nnx.jit`, say
         elif depth < _DEEPEST:
             self._visit_object(value, name, names, depth + 1)
@@ -147,7 +154,7 @@ class Reach:
         for cell, name in zip(inside, function.__code__.co_freevars, strict=True):
             self._visit(contents_of(cell), name, function, names, depth)
         self._visit_each(defaults, function.__name__, function, names, depth)
-        wrapped = getattr(function, "__wrapped__", None)
+        wrapped = _wrapped_by(function)
         self._visit(wrapped, function.__name__, function, names, depth)
         if library in _LIBRARIES:
             return
@@ -197,6 +204,11 @@ def items_of(container: Any) -> list[Any]:
 def may_lead_somewhere(value: Any) -> bool:
     """Whether something could be reached from `value`."""
     return type(value) not in _NOTHING_INSIDE and not isinstance(value, (*_DATA, type))
+
+
+def _wrapped_by(value: Any) -> Any:
+    """What a function is made of. Some objects say that they have any attribute, and make it up."""
+    return getattr(value, "__dict__", {}).get("__wrapped__")
 
 
 def _library(value: Any) -> str:

@@ -7,6 +7,7 @@ variables.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -40,13 +41,16 @@ class _Known:
     """What can be reached from some roots, and whether that is still so."""
 
     def __init__(self, roots: Sequence[Any]) -> None:
-        self._roots = roots  # so that their ids mean what they meant
         self._reach = Reach(roots)
+        # So that their ids mean what they meant; but those without modules may end.
+        self._roots = [_weakly(root) if self._reach.is_empty else root for root in roots]
         self.fingerprint = Fingerprint(self._reach)
         self._seen = self._look()
         self._kinds = _kinds(self._reach)
 
     def holds(self) -> bool:
+        if any(isinstance(root, weakref.ref) and root() is None for root in self._roots):
+            return False
         return self._look() == self._seen and _kinds(self._reach) == self._kinds
 
     def _look(self) -> list[Any]:
@@ -61,6 +65,13 @@ class _Known:
             id(value) for place in reach.places for value in place() if may_lead_somewhere(value)
         ]
         return looked
+
+
+def _weakly(root: Any) -> Any:
+    try:
+        return weakref.ref(root)
+    except TypeError:
+        return root  # a list, say
 
 
 @final

@@ -43,7 +43,7 @@ class Killer:
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """The directory with all that was written is about to get its name."""
         renamed = self.armed and event == "os.rename"
-        if renamed and re.search(r"ckpt-\d+\.orbax-checkpoint-tmp$", str(arguments[0])):
+        if renamed and re.search(r"ckpt-\d+\.writing-\w+/checkpoint$", str(arguments[0])):
             self._kill()
 
     def _kill(self) -> None:

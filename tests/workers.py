@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from replicax.launch import environments, free_ports
 
@@ -110,3 +111,12 @@ def run(
     """Starts workers, and waits until they have ended, `but` one."""
     with running(arguments, **options) as group:  # type: ignore[arg-type]
         return group.wait(seconds, but)
+
+
+def message_of(kind: type[Exception], function: Callable[[], Any]) -> str:
+    """What an error says that has to be raised; for what workers tell of themselves."""
+    try:
+        function()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"{kind.__name__} was not raised")

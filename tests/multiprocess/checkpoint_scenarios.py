@@ -14,8 +14,8 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from scenarios import message_of
 from small_training import Training
+from workers import message_of
 
 import replicax as rx
 from replicax.checkpoint import _files as files

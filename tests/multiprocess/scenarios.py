@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from workers import message_of
 
 import replicax as rx
 
@@ -28,14 +29,6 @@ SCENARIOS: list[Callable[[rx.Strategy, int], Any]] = []
 def scenario(function: Callable[[rx.Strategy, int], Any]) -> Callable[[rx.Strategy, int], Any]:
     SCENARIOS.append(function)
     return function
-
-
-def message_of(kind: type[Exception], function: Callable[[], Any]) -> str:
-    try:
-        function()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"{kind.__name__} was not raised")
 
 
 def of_worker(strategy: rx.Strategy, value: Any) -> rx.PerReplica:

@@ -65,7 +65,7 @@ def follow() -> None:
 def users_distribution() -> Any:
     """What Keras would be distributed by if we had set nothing."""
     current = keras.distribution.distribution()
-    return _thread.before if current is ownership() else current
+    return getattr(_thread, "before", None) if current is ownership() else current
 
 
 @contextmanager
@@ -124,7 +124,8 @@ def outside_of_functions() -> AbstractContextManager[None]:
 
 def surround(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, with Keras variables that follow our rules."""
-    generator = None if _context.current().program else global_generator()
+    with distributed_by(None):  # so that it belongs to nobody
+        generator = None if _context.current().program is not None else global_generator()
 
     @functools.wraps(fn)
     def surrounded(*args: Any, **kwargs: Any) -> Any:

@@ -304,7 +304,15 @@ def test_a_run_that_is_tried_again_goes_on_from_what_was_being_written(tmp_path,
     assert train(fails=False) == 1
 
 
-def test_a_wait_that_is_interrupted_can_be_repeated(tmp_path, gate):
+@pytest.fixture
+def interruptible():
+    """SIGINT interrupts, also where whoever has started the tests has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_wait_that_is_interrupted_can_be_repeated(tmp_path, gate, interruptible):
     checkpoint = rx.Checkpoint(n=1)
     manager = rx.CheckpointManager(checkpoint, tmp_path)
     manager.save()

@@ -24,6 +24,7 @@ def main() -> None:
     if worker == 1:
         time.sleep(2)
     else:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         step()

@@ -35,13 +35,23 @@ def test_every_strategy_equals_one_device(name, strategy):
     require_equal(name, life(CASES[name], strategy))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "dense"])
+SLOW = ("recurrent", "attention", "without jit_compile")  # to compile, or to run
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in CASES
+        if name != "dense"
+    ],
+)
 def test_every_kind_of_model_equals_one_device(name):
     three = rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])  # which no batch divides by
     require_equal(name, life(CASES[name], three))
 
 
-def test_tpus(monkeypatch):
+def test_tpus():
     resolver = rx.cluster_resolver.TPUClusterResolver(tpu="local")
     rx.tpu.experimental.initialize_tpu_system(resolver)
     require_equal("dense", life(CASES["dense"], rx.TPUStrategy(resolver)))

@@ -66,11 +66,10 @@ class StepFunction:
         self._model, self._topology = model, strategy.topology
         self._keeps_outputs = keeps_outputs
         self._last_state: State | None = None
-        compiled = model.jit_compile and not model.run_eagerly
-        kind = _Compiled if compiled else _ByOperation
-        self._step: _Compiled | _ByOperation = kind(
-            f"`{name}` of {model.name!r}", step, strategy.topology, keeps_outputs
-        )
+        self._step: Step = _ByOperation(step, strategy.topology)
+        if model.jit_compile and not model.run_eagerly:
+            label = f"`{name}` of {model.name!r}"
+            self._step = _Compiled(label, step, strategy.topology, keeps_outputs)
         optimizer = getattr(model, "optimizer", None)  # not there before `compile`
         for variable in (*model.variables, *(optimizer.variables if optimizer else ())):
             adopted(variable, strategy)
@@ -108,12 +107,12 @@ class StepFunction:
         return jax.tree.map(placed, state)
 
 
+@final
 class _Compiled:
     """A step as one program."""
 
     def __init__(self, label: str, step: Step, topology: Topology, keeps_outputs: bool) -> None:
         self._label, self._topology = label, topology
-        self._keeps_outputs = keeps_outputs
         # Outputs that are kept stay divided, where they can and one process can read them.
         self._divided = keeps_outputs and not topology.spans_processes
         whole = topology.replicated
@@ -142,13 +141,14 @@ class _Compiled:
         return launch(self._topology, self._label, program, state, arrays, structure, counts)
 
 
+@final
 class _ByOperation:
     """A step without a program: every device computes all of the batch, one by one, as Python goes.
 
     For debugging. Were the rows divided, nearly every operation would have the devices meet.
     """
 
-    def __init__(self, label: str, step: Step, topology: Topology, keeps_outputs: bool) -> None:
+    def __init__(self, step: Step, topology: Topology) -> None:
         self._step, self._topology = step, topology
         self._everywhere = jax.jit(cut, static_argnums=1, out_shardings=topology.replicated)
 

@@ -16,7 +16,7 @@ from replicax.errors import ContextError
 
 if TYPE_CHECKING:
     from replicax._typing import ProgramLike, Replica, StrategyLike
-    from replicax.execution import CompiledRuns
+    from replicax.execution import CompiledRuns, Rehearsal
     from replicax.variables import Overlay, Transaction, Variable
 
 
@@ -34,8 +34,9 @@ class Frame:
     update context. `colocate_with` and `partition` say how variables are placed that are created.
     `overlay` holds values that variables have for a differentiated function only, `transaction`
     what to restore should the running function fail, `program` the program that is being traced;
-    `uneven` says that a compiled function runs eagerly because its replicas differ; `runs` compiles
-    what a compiled function with a loop over a dataset gives to `run`.
+    `as_python` says that a compiled function runs eagerly, and those that it calls with it; `runs`
+    compiles what a compiled function with a loop over a dataset gives to `run`; a `rehearsal` shows
+    elements of iterators without taking them.
     """
 
     strategy: StrategyLike | None = None
@@ -47,8 +48,9 @@ class Frame:
     overlay: Overlay | None = None
     transaction: Transaction | None = None
     program: ProgramLike | None = None
-    uneven: bool = False
+    as_python: bool = False
     runs: CompiledRuns | None = None
+    rehearsal: Rehearsal | None = None
     installed: bool = False
 
     def __str__(self) -> str:

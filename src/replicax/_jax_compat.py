@@ -1,4 +1,7 @@
-"""The one place that touches private parts of JAX. Tested with JAX 0.10.2."""
+"""Everything that depends on JAX's version or on its private parts.
+
+Tested with JAX 0.10.1 and 0.12.0.1; whatever differs between versions says which one it is for.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib import utils as _utils  # pyright: ignore[reportPrivateImportUsage]
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 
 def thread_configuration() -> Callable[[], AbstractContextManager[None]]:
@@ -146,6 +151,43 @@ def _wrapped_rule(thunk: Any, name: str) -> Any:
 def _captured(function: Any, name: str) -> Any:
     """What `function` has in its closure under `name`."""
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
+
+
+def all_gather(
+    array: jax.Array, axis_name: str, *, axis: int = 0, tiled: bool = False
+) -> jax.Array:
+    """Gather an array over a mesh axis, as `jax.lax.all_gather` does, also one of random keys.
+
+    Why: JAX (0.10.1 to 0.12.0.1) makes a program of it for keys that its own verifier refuses.
+    """
+    if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return jax.lax.all_gather(array, axis_name, axis=axis, tiled=tiled)
+    data = jax.lax.all_gather(jax.random.key_data(array), axis_name, axis=axis, tiled=tiled)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+
+
+# In JAX 0.12 a jaxpr has its constants with it, and `ClosedJaxpr` is another name of `Jaxpr`.
+_CONSTANTS_INSIDE = ClosedJaxpr is Jaxpr
+
+
+def without_constants(jaxpr: ClosedJaxpr) -> Jaxpr:
+    """Return what a jaxpr computes, without keeping the values of its constants alive."""
+    return jaxpr.with_consts(()) if _CONSTANTS_INSIDE else jaxpr.jaxpr  # pyright: ignore
+
+
+def with_constants(jaxpr: Jaxpr, constants: Sequence[Any]) -> ClosedJaxpr:
+    """Return a jaxpr of `without_constants` with these constants."""
+    if _CONSTANTS_INSIDE:
+        return jaxpr.with_consts(constants)  # pyright: ignore
+    return ClosedJaxpr(jaxpr, constants)
+
+
+def jaxprs_within(parameters: Mapping[str, Any]) -> list[Jaxpr | ClosedJaxpr]:
+    """Return the jaxprs among the parameters of an equation, such as the branches of a `cond`."""
+    leaves = jax.tree.leaves(
+        list(parameters.values()), is_leaf=lambda x: isinstance(x, (Jaxpr, ClosedJaxpr))
+    )
+    return [leaf for leaf in leaves if isinstance(leaf, (Jaxpr, ClosedJaxpr))]
 
 
 def apply_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:

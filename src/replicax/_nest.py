@@ -48,6 +48,14 @@ def flatten(nest: Nest, *, handed: bool = False) -> tuple[list[Any], Any]:
     return jax.tree.flatten(nest, is_leaf=_is_one if handed else _is_whole)
 
 
+def flatten_with_paths(nest: Nest, *, handed: bool = False) -> tuple[list[tuple[str, Any]], Any]:
+    """Return the leaves, each with its place in the nest, such as `['loss']`."""
+    found, structure = jax.tree_util.tree_flatten_with_path(
+        nest, is_leaf=_is_one if handed else _is_whole
+    )
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in found], structure
+
+
 def leaves(nest: Nest, *, handed: bool = False) -> list[Any]:
     return jax.tree.leaves(nest, is_leaf=_is_one if handed else _is_whole)
 

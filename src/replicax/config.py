@@ -1,6 +1,6 @@
 """Settings of the process: `rx.config.set_logical_cpu_devices(n)` and the like."""
 
-from replicax.execution import run_functions_eagerly
+from replicax.execution import audit_functions, run_functions_eagerly
 from replicax.topology import set_logical_cpu_devices
 
-__all__ = ["run_functions_eagerly", "set_logical_cpu_devices"]
+__all__ = ["audit_functions", "run_functions_eagerly", "set_logical_cpu_devices"]

@@ -7,6 +7,7 @@ of the reference API would catch, so `except ValueError` goes on working.
      ├─ ContextError          (RuntimeError)           wrong kind of context
      ├─ CollectiveMismatch    (RuntimeError)           replicas disagree on what to do together
      ├─ InconsistentTracing   (RuntimeError)           a function differed when traced again
+     ├─ AuditFailed           (RuntimeError)           a compiled step differs from the eager one
      ├─ NotInitialized        (RuntimeError)           an iterator of v1 before `initialize()`
      ├─ ClusterError          (ValueError)             a cluster that is described wrongly
      ├─ StartFailed           (RuntimeError)           workers did not come together
@@ -28,8 +29,11 @@ of the reference API would catch, so `except ValueError` goes on working.
      │   └─ CheckpointMismatch (ValueError)            it does not fit the objects
      └─ NotPicklable          (TypeError)              tied to this process's devices
 
-There are two warnings, both a `UserWarning`: `PerformanceHint` and `InexactResumption`.
+There are three warnings, each a `UserWarning`: `PerformanceHint`, `InexactResumption` and
+`KnownBadVersion`.
 """
+
+from typing import Any
 
 
 class ReplicaxError(Exception):
@@ -46,6 +50,17 @@ class CollectiveMismatch(ReplicaxError, RuntimeError):
 
 class InconsistentTracing(ReplicaxError, RuntimeError):
     """A function did something else when it was traced a second time."""
+
+
+class AuditFailed(ReplicaxError, RuntimeError):
+    """A compiled function did not compute what the same function computes eagerly.
+
+    `report` is the `AuditReport`, with what differs and the result of the compiled function.
+    """
+
+    def __init__(self, report: Any) -> None:
+        super().__init__(str(report))
+        self.report = report
 
 
 class NotInitialized(ReplicaxError, RuntimeError):
@@ -130,6 +145,10 @@ class PerformanceHint(UserWarning):
 
 class InexactResumption(UserWarning):
     """A pass over a dataset may not go on exactly where it stood."""
+
+
+class KnownBadVersion(UserWarning):
+    """The installed version of jaxlib is known to crash or to compute wrong numbers."""
 
 
 class NotPicklable(ReplicaxError, TypeError):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from replicax import _jax_compat
+from replicax import _jax_compat, _known_bad
 from replicax.cluster._members import Address, Members
 from replicax.cluster._relay import Relay
 from replicax.errors import StartFailed
@@ -59,6 +59,7 @@ def join_jax(members: Members, coordinator: str, deadline: float) -> None:
     # Its handler would take SIGTERM away from the program; see `rx.preemption`.
     jax.config.update("jax_enable_preemption_service", False)
     _reach_without_proxy(address)
+    _known_bad.set_curing_flags()
     _jax_compat.set_cpu_collectives_host(members.address.resolve()[1])
     with _jax_compat.only_errors_logged():
         jax.distributed.initialize(

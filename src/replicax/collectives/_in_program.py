@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._enums import ReduceOp
+from replicax._jax_compat import all_gather
 from replicax.collectives._interface import (
     Collectives,
     require_gatherable,
@@ -46,7 +47,14 @@ class InProgram(Collectives):
             for total, dtype in zip(sums, dtypes, strict=True)
         ]
 
-    def _sums(self, arrays: list[jax.Array], options: CommunicationOptions) -> Sequence[jax.Array]:
+    def _sums(self, arrays: list[jax.Array], options: CommunicationOptions) -> list[jax.Array]:
+        # An empty array needs no sum, and in one beside another array it crashes jaxlib 0.11.2.
+        sums = iter(self._sums_of_nonempty([array for array in arrays if array.size], options))
+        return [next(sums) if array.size else array for array in arrays]
+
+    def _sums_of_nonempty(
+        self, arrays: list[jax.Array], options: CommunicationOptions
+    ) -> list[jax.Array]:
         topology = self._topology
         if topology.logical_devices_per_replica == 1:
             sizes = PackSizes.of(topology, options.bytes_per_pack)
@@ -66,10 +74,10 @@ class InProgram(Collectives):
         require_numeric(value, "gather")
         require_gatherable(value, axis)
         own = value.component(0)
-        return self.as_mirrored(jax.lax.all_gather(own, REPLICA_AXIS, axis=int(axis), tiled=True))
+        return self.as_mirrored(all_gather(own, REPLICA_AXIS, axis=int(axis), tiled=True))
 
     def broadcast(self, value: PerReplica) -> Mirrored:
-        return self.as_mirrored(jax.lax.all_gather(value.component(0), REPLICA_AXIS)[0])
+        return self.as_mirrored(all_gather(value.component(0), REPLICA_AXIS)[0])
 
     def mirror(self, value: Any) -> Mirrored:
         return value if isinstance(value, Mirrored) else self.as_mirrored(jnp.asarray(value))

@@ -10,11 +10,12 @@ import click
     "--self-test/--no-self-test",
     "with_self_test",
     default=True,
-    help="Whether to start two workers on this machine, and measure their collectives.",
+    help="Whether to check the numbers of jaxlib, start two workers on this machine, and measure "
+    "their collectives.",
 )
 @click.pass_context
 def doctor_command(context: click.Context, with_self_test: bool) -> None:
-    """Look at versions, devices, the cluster and its ports, and try two workers.
+    """Look at versions, devices, the cluster and its ports; check numbers, and try two workers.
 
     The exit code is 1 if there is a problem; what to do about it is said with it.
     """
@@ -23,6 +24,7 @@ def doctor_command(context: click.Context, with_self_test: bool) -> None:
 
     from replicax.doctor._cluster import find_cluster
     from replicax.doctor._devices import check_devices
+    from replicax.doctor._numbers import check_numbers
     from replicax.doctor._ports import check_ports
     from replicax.doctor._report import Report
     from replicax.doctor._self_test import self_test
@@ -35,6 +37,7 @@ def doctor_command(context: click.Context, with_self_test: bool) -> None:
     report.section("Cluster", lambda: cluster.checks)
     report.section("Ports", lambda: check_ports(cluster.members, cluster.names_come_later))
     if with_self_test:
+        report.section("Numbers: programs that some versions of jaxlib get wrong", check_numbers)
         report.section("Self-test: two workers on this machine's CPU", self_test)
     report.conclude()
     context.exit(1 if report.problems else 0)

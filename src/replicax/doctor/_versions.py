@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
+from replicax import _known_bad
 from replicax.doctor._check import Check, ok, problem
 
 _NEEDED = ("replicax", "jax", "jaxlib", "optax", "grain", "orbax-checkpoint")
@@ -22,6 +23,11 @@ def check_versions() -> list[Check]:
     """Python, what replicax needs, and what it can work with."""
     checks = [ok("Python", platform.python_version())]
     checks += [_needed(name) for name in _NEEDED]
+    checks += [
+        problem(f"jaxlib {version}", str(defect), f"Install another version: {_known_bad.advice()}")
+        for version in [_known_bad.installed_version()]
+        for defect in _known_bad.defects_of(version)
+    ]
     checks += [
         ok(name, _installed(*distributions) or "not installed (optional)")
         for name, distributions in _OPTIONAL.items()

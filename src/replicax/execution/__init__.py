@@ -1,5 +1,7 @@
 """How a function is run on the replicas."""
 
+from replicax.execution._audit import Rehearsal, audit_functions
+from replicax.execution._comparison import AuditReport, Difference
 from replicax.execution._compiled_runs import CompiledRuns
 from replicax.execution._compiling import CompilingExecutor
 from replicax.execution._direct import DirectExecutor
@@ -8,6 +10,7 @@ from replicax.execution._executor import Executor, require_call
 from replicax.execution._function import (
     Function,
     FunctionOfInstance,
+    audit,
     function,
     run_functions_eagerly,
 )
@@ -15,8 +18,10 @@ from replicax.execution._pulling import Element, NotOneProgram
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 
 __all__ = [
+    "AuditReport",
     "CompiledRuns",
     "CompilingExecutor",
+    "Difference",
     "DirectExecutor",
     "EagerExecutor",
     "Element",
@@ -26,7 +31,10 @@ __all__ = [
     "Meeting",
     "Merger",
     "NotOneProgram",
+    "Rehearsal",
     "ReplicaContext",
+    "audit",
+    "audit_functions",
     "function",
     "require_call",
     "run_functions_eagerly",

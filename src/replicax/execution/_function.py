@@ -10,15 +10,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final, overload
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
-from replicax import _bridges, _context, _nest
+from replicax import _bridges, _context
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
-from replicax.errors import InvalidArgument, InvalidType, PerformanceHint
+from replicax.errors import (
+    AuditFailed,
+    ContextError,
+    InvalidArgument,
+    InvalidType,
+    PerformanceHint,
+)
+from replicax.execution._audit import audit_program, is_sampled
+from replicax.execution._comparison import AuditReport
 from replicax.execution._compiled_runs import CompiledRuns
+from replicax.execution._input_signature import conformed
 from replicax.execution._pulling import (
     AtItsEnd,
     GoesThroughDataset,
@@ -28,8 +35,6 @@ from replicax.execution._pulling import (
 )
 from replicax.execution._signature import Signature, signature_of
 from replicax.execution._state_lifting import Lifted
-from replicax.input import DistributedIterator
-from replicax.values import PerReplica
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -64,6 +69,7 @@ def runs_as_python(frame: Frame) -> bool:
     """Whether a compiled function is called as Python here, as part of something larger."""
     return (
         _eagerly
+        or frame.as_python
         or frame.program is not None
         or frame.overlay is not None
         or (frame.kind is Kind.REPLICA and frame.strategy is not None)
@@ -85,6 +91,7 @@ class Function:
         self._runs = CompiledRuns(Function)
         self._warned = False
         self._uneven_calls = 0
+        self._calls = 0
         self._last_signature: Signature | None = None
         self._memory: dict[Any, Any] = {}  # of the bridges to other libraries
 
@@ -132,18 +139,72 @@ class Function:
         """The program for these arguments, one stage before `lower`: `.jaxpr` shows it."""
         signature, arrays = self._signature(None, _context.current(), args, kwargs)
         program, arrays = self._program(signature, arrays, take=False)
+        return self._compiled(program).trace(arrays)
+
+    def audit(self, args: tuple[Any, ...], kwargs: Any, rtol: float | None) -> AuditReport:
+        """A call, compiled and eager from the same state; see `rx.audit`."""
+        frame = _context.current()
+        if self.is_inlined(frame):
+            raise ContextError(
+                f"`{self.__name__}` was to be audited where functions run as Python, and there is "
+                f"nothing to compare. Current context: {frame}. Call `rx.audit` outside of `run` "
+                "and of other functions, and without `rx.config.run_functions_eagerly`."
+            )
+        if self.input_signature is not None:
+            args = conformed(self.__name__, self.input_signature, args, kwargs)
+        program = self._compiled(self._program_of(None, frame, args, kwargs))
+        return self._audited(program, None, frame, args, kwargs, rtol)
+
+    def _compiled(self, program: Lifted | _AsPython) -> Lifted:
         if isinstance(program, _AsPython):
             raise InvalidArgument(
                 f"`{self.__name__}` runs eagerly for these arguments, because {program.value}; "
-                "there is no program to show."
+                "there is no program to show or to audit."
             )
-        return program.trace(arrays)
+        return program
 
     def _call(
         self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         if self.input_signature is not None:
-            args = self._conform(args, kwargs)
+            args = conformed(self.__name__, self.input_signature, args, kwargs)
+        number, self._calls = self._calls, self._calls + 1
+        if is_sampled(number):
+            program = self._program_of(strategy, frame, args, kwargs)
+            if isinstance(program, Lifted):
+                report = self._audited(program, strategy, frame, args, kwargs, None)
+                if not report.ok:
+                    raise AuditFailed(report)
+                return report.result
+        return self._execute(strategy, frame, args, kwargs)
+
+    def _program_of(
+        self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
+    ) -> Lifted | _AsPython:
+        """What a call is going to run; no element of an iterator is taken."""
+        signature, arrays = self._signature(strategy, frame, args, kwargs)
+        return self._program(signature, arrays, take=False)[0]
+
+    def _audited(
+        self,
+        program: Lifted,
+        strategy: StrategyLike | None,
+        frame: Frame,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        rtol: float | None,
+    ) -> AuditReport:
+        return audit_program(
+            self.__name__,
+            program,
+            lambda: self._run_python(strategy, args, kwargs),
+            lambda: self._execute(strategy, frame, args, kwargs),
+            rtol,
+        )
+
+    def _execute(
+        self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
         signature, arrays = self._signature(strategy, frame, args, kwargs)
         if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
             raise InvalidType(
@@ -159,11 +220,14 @@ class Function:
         else:
             # Replicas that differ in shape are no single program: each runs by itself, exactly.
             self._warn_of_uneven_shares()
-            frame = replace(frame, uneven=True, runs=None)
+            frame = replace(frame, as_python=True, runs=None)
         with _context.entered(frame):
-            if strategy is None:
-                return self.python_function(*args, **kwargs)
-            return strategy.run(self.python_function, args, kwargs)
+            return self._run_python(strategy, args, kwargs)
+
+    def _run_python(self, strategy: StrategyLike | None, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if strategy is None:
+            return self.python_function(*args, **kwargs)
+        return strategy.run(self.python_function, args, kwargs)
 
     def _signature(
         self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
@@ -235,43 +299,6 @@ class Function:
         bound = signature.bind(self.python_function)
         plain = signature.plain_arrays()
         return Lifted(bound, signature.frame, arrays, plain, pulls, self.__name__)
-
-    def _conform(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
-        """The arguments, checked against the input signature; numbers as the arrays it asks for."""
-        assert self.input_signature is not None
-        wanted, structure = jax.tree.flatten(self.input_signature)
-        given, given_structure = _nest.flatten(args, handed=True)
-        if kwargs or given_structure != structure:
-            raise InvalidType(
-                f"`{self.__name__}` has the input signature {self.input_signature}, and was called "
-                f"with {args}{f' and {kwargs}' if kwargs else ''}, which has another structure."
-            )
-        return jax.tree.unflatten(
-            structure,
-            [self._conform_leaf(spec, leaf) for spec, leaf in zip(wanted, given, strict=True)],
-        )
-
-    def _conform_leaf(self, spec: jax.ShapeDtypeStruct, leaf: Any) -> Any:
-        if isinstance(leaf, DistributedIterator):
-            raise InvalidType(
-                f"`{self.__name__}` has the input signature {spec}, and was called with an "
-                "iterator. Give it an element, `next(iterator)`, or leave the signature out."
-            )
-        if isinstance(leaf, (bool, int, float, complex)):
-            leaf = jnp.asarray(leaf, spec.dtype)
-        samples = leaf.samples() if isinstance(leaf, PerReplica) else (leaf,)
-        for sample in samples:
-            shape, dtype = np.shape(sample), getattr(sample, "dtype", None)
-            # A last partial batch has fewer rows than the signature says.
-            fewer = len(shape) == len(spec.shape) > 0 and shape[0] <= spec.shape[0]
-            if dtype != spec.dtype or not (
-                shape == spec.shape or (fewer and shape[1:] == spec.shape[1:])
-            ):
-                raise InvalidType(
-                    f"`{self.__name__}` has the input signature {spec}, and was called with a "
-                    f"value of shape {shape} and dtype {dtype}."
-                )
-        return leaf
 
     def _warn_of_uneven_shares(self) -> None:
         self._uneven_calls += 1
@@ -362,3 +389,40 @@ def function(fn: Callable[..., Any] | None = None, *, input_signature: Any = Non
     if not callable(fn):
         raise InvalidType(f"`rx.function` compiles a function; got {fn!r}.")
     return Function(fn, input_signature)
+
+
+def audit(
+    function: Callable[..., Any], *args: Any, rtol: float | None = None, **kwargs: Any
+) -> AuditReport:
+    """Call a function compiled and eagerly from the same state, and compare what comes out.
+
+    Every output and every variable is compared. The state afterwards is that of the compiled call,
+    and elements are taken from iterators once. The function has to be one that can be called
+    twice: what it does besides computing (prints, lists that it appends to) happens twice.
+
+    Args:
+      function: An `rx.function`, or a function that is to be made one.
+      *args: Its arguments.
+      rtol: The difference that is allowed, relative to the largest element of an array; by
+        default what rounding explains, by dtype.
+      **kwargs: Its keyword arguments.
+
+    Returns:
+      An `AuditReport`: `ok`, `differences`, and the `result` of the compiled call.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     total = rx.Variable(0.0, name="total", aggregation="SUM")
+    >>> @rx.function
+    ... def step(x):
+    ...     return strategy.run(lambda x: total.assign_add(x) * 2, args=(x,))
+    >>> print(rx.audit(step, jnp.float32(1.0)))
+    `step`: compiled and eager agree on 4 arrays
+    >>> float(total)
+    2.0
+    """
+    if isinstance(function, FunctionOfInstance):
+        function, args = function.function, (function.instance, *args)
+    compiled = function if isinstance(function, Function) else Function(function)
+    return compiled.audit(args, kwargs, rtol)

@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from replicax import _bridges, _context, _nest, cluster
 from replicax._context import Frame
+from replicax._jax_compat import jaxprs_within
 from replicax._typing import Nest
 from replicax.collectives import is_awaited, launch
 from replicax.errors import InvalidType
@@ -92,7 +93,7 @@ class Lifted:
         _bridges.examine(jaxpr.consts, touched)
         # A program that calls back into Python, or that other workers take part in, can fail while
         # it runs, and then the variables' old values are still wanted.
-        self._calls_python = _calls_python(jaxpr.jaxpr)
+        self._calls_python = _calls_python(jaxpr)
         awaited = self.topology is not None and is_awaited(self.topology)
         self._donates = not (self._calls_python or awaited)
         shardings: Any = None
@@ -198,18 +199,14 @@ def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(array) for array in arrays]
 
 
-def _calls_python(jaxpr: Jaxpr) -> bool:
+def _calls_python(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
     """Whether a program has callbacks, anywhere in it."""
-    for equation in jaxpr.eqns:
-        if "callback" in equation.primitive.name or equation.primitive.name == "debug_print":
-            return True
-        for parameter in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: isinstance(x, (Jaxpr, ClosedJaxpr))
-        ):
-            inner = parameter.jaxpr if isinstance(parameter, ClosedJaxpr) else parameter
-            if isinstance(inner, Jaxpr) and _calls_python(inner):
-                return True
-    return False
+    return any(
+        "callback" in equation.primitive.name
+        or equation.primitive.name == "debug_print"
+        or any(_calls_python(inner) for inner in jaxprs_within(equation.params))
+        for equation in jaxpr.eqns
+    )
 
 
 def _home_of(variables: Sequence[Variable]) -> Topology | None:

@@ -75,6 +75,8 @@ class DistributedIterator:
         frame = _outside_of_replicas("next")
         if frame.program is not None:
             return frame.program.pull(self)
+        if frame.rehearsal is not None:
+            return frame.rehearsal.pull(self)
         _require_untraced("next")
         with self._taking:
             element, state = self._started().take()

@@ -6,14 +6,14 @@ XLA's own count has the body of a loop once, however often it runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from replicax._jax_compat import jaxprs_within
 
-def count_flops(jaxpr: Jaxpr) -> float:
+
+def count_flops(jaxpr: Jaxpr | ClosedJaxpr) -> float:
     """Those of matrix products and convolutions: what a replica does, with what is outside of it.
 
     The body of a `scan` counts as often as it runs, that of a `while_loop`, which nobody knows,
@@ -23,7 +23,7 @@ def count_flops(jaxpr: Jaxpr) -> float:
     >>> from replicax.planning._flops import count_flops
     >>> x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     >>> product = jax.make_jaxpr(lambda x: x @ x)(x)
-    >>> count_flops(product.jaxpr)
+    >>> count_flops(product)
     1024.0
     """
     return float(sum(_of_equation(equation) for equation in jaxpr.eqns))
@@ -40,20 +40,10 @@ def _of_equation(equation: Any) -> float:
         kernel = equation.invars[1].aval.shape
         channels = kernel[parameters["dimension_numbers"].rhs_spec[0]]
         return 2.0 * _size(equation.outvars[0]) * math.prod(kernel) / channels
-    inner = [count_flops(each) for each in _inner(parameters)]
+    inner = [count_flops(each) for each in jaxprs_within(parameters)]
     if name == "cond":
         return max(inner, default=0.0)
     return sum(inner) * (parameters["length"] if name == "scan" else 1)
-
-
-def _inner(parameters: dict[str, Any]) -> Iterator[Jaxpr]:
-    for leaf in jax.tree.leaves(
-        list(parameters.values()), is_leaf=lambda x: isinstance(x, (Jaxpr, ClosedJaxpr))
-    ):
-        if isinstance(leaf, ClosedJaxpr):
-            yield leaf.jaxpr
-        elif isinstance(leaf, Jaxpr):
-            yield leaf
 
 
 def _size(variable: Any) -> int:

@@ -125,7 +125,7 @@ class _Step:
 
     def plan(self) -> Plan:
         begin = time.perf_counter()
-        flops = count_flops(self.traced.jaxpr.jaxpr) / self.topology.logical_devices_per_replica
+        flops = count_flops(self.traced.jaxpr) / self.topology.logical_devices_per_replica
         compiled, needed = self._compile()
         seconds = time.perf_counter() - begin
         chip, sides = self.described.chip, self.described.sides

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any, final
 
-import jax
-
 from replicax._typing import StrategyLike
 from replicax.execution import DirectExecutor, ReplicaContext
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._strategy import Strategy
-from replicax.topology import Topology
+from replicax.topology import Topology, best_devices
 from replicax.variables import OneDevicePlacement
 
 
@@ -21,7 +19,7 @@ class DefaultStrategy(Strategy):
 
     def __init__(self) -> None:
         executor = DirectExecutor(self)
-        topology = Topology.of(jax.local_devices()[:1])
+        topology = Topology.of(best_devices()[:1])
         super().__init__(
             StrategyExtended(
                 self, topology=topology, placement=OneDevicePlacement(), executor=executor

@@ -14,6 +14,7 @@ from replicax import _bridges, _context, _nest, cluster
 from replicax._context import Frame, Kind
 from replicax._deprecation import deprecated
 from replicax._enums import ReduceOp
+from replicax._known_bad import warn_of_defects
 from replicax._typing import DeviceLike, Nest
 from replicax.cluster import ClusterResolver
 from replicax.collectives import (
@@ -89,6 +90,8 @@ class StrategyExtended:
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
     ) -> None:
+        # Called by a function that makes the parts, for the `__init__` of the strategy.
+        warn_of_defects((device.platform for device in topology.local_devices), stacklevel=4)
         self._strategy = container_strategy
         self._topology = topology
         self._placement = MirroredPlacement() if placement is None else placement

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import jax
 
+from replicax._known_bad import set_curing_flags
 from replicax._typing import DeviceLike
 from replicax.errors import DeviceError
 
@@ -60,6 +61,7 @@ def resolve_devices(devices: Iterable[DeviceLike]) -> tuple[jax.Device, ...]:
     """`resolve_device` for several, splitting the host CPU as far as their names ask."""
     if isinstance(devices, (str, jax.Device)):
         devices = [devices]
+    set_curing_flags()
     names = [_name_or_device(device) for device in devices]
     cpus = [name.index + 1 for name in names if isinstance(name, _Name) and name.platform == "cpu"]
     if cpus:
@@ -77,6 +79,7 @@ def _name_or_device(device: DeviceLike) -> _Name | jax.Device:
 
 def best_devices() -> tuple[jax.Device, ...]:
     """Every local device of the best kind there is: accelerators, else CPUs."""
+    set_curing_flags()
     return tuple(jax.local_devices())
 
 
@@ -87,6 +90,7 @@ def set_logical_cpu_devices(count: int) -> None:
     """
     if count < 1:
         raise DeviceError(f"The host CPU cannot be split into {count!r} devices; give 1 or more.")
+    set_curing_flags()
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import jax
 
+from replicax._known_bad import set_curing_flags
 from replicax._typing import DeviceLike
 from replicax.cluster import ClusterResolver, ClusterSpec
 from replicax.errors import ClusterError, DeviceError, InvalidType
@@ -59,6 +60,7 @@ class TPUClusterResolver(ClusterResolver):
         """The devices; starts JAX."""
         if not isinstance(self._tpu, str):
             return resolve_devices(self._tpu)
+        set_curing_flags()
         try:
             return tuple(jax.local_devices(backend="tpu"))
         except RuntimeError as error:  # no backend of this kind

@@ -19,6 +19,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _context, cluster
+from replicax._jax_compat import all_gather
 from replicax._operators import ArrayOperators
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
 from replicax.topology import REPLICA_AXIS, Home, Topology
@@ -295,7 +296,7 @@ class PerReplica(DistributedValues):
     def _take_apart(self) -> tuple[jax.Array, ...]:
         assert self._array is not None
         if self._inside:
-            return tuple(jax.lax.all_gather(self._array, REPLICA_AXIS))
+            return tuple(all_gather(self._array, REPLICA_AXIS))
         if isinstance(self._array, Tracer):
             return tuple(self._stacked(self._array))
         parts = super()._take_apart()

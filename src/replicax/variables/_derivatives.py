@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from replicax import _nest
-from replicax._jax_compat import derivative_rules
+from replicax._jax_compat import derivative_rules, with_constants, without_constants
 from replicax._typing import Nest
 
 Function = Callable[[list[jax.Array]], tuple[Any, Nest]]
@@ -88,10 +88,10 @@ def _trace(
 
 def _program(jaxpr: ClosedJaxpr, code: Any, inputs: list[jax.Array]) -> Callable[..., Any]:
     """A function of `(consts, inputs)` that gives `(outputs, gradients)`."""
-    equations = jaxpr.jaxpr  # without the constants: a program must not keep a batch alive
+    equations = without_constants(jaxpr)  # a program must not keep a batch alive
 
     def differentiate(consts: Sequence[Any], inputs: list[jax.Array]) -> Any:
-        function = jaxpr_as_fun(ClosedJaxpr(equations, consts))
+        function = jaxpr_as_fun(with_constants(equations, consts))
 
         def first_and_all(inputs: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
             outputs = function(*inputs)
@@ -102,7 +102,7 @@ def _program(jaxpr: ClosedJaxpr, code: Any, inputs: list[jax.Array]) -> Callable
 
     device = inputs[0].sharding if inputs else None  # each device has its own executable
     try:
-        key = (_fingerprint(jaxpr.jaxpr), device)
+        key = (_fingerprint(equations), device)
         known = _programs.get(key)
     except TypeError:  # unhashable: something that cannot be told from something else
         return differentiate
@@ -154,7 +154,8 @@ def _parameters(parameters: dict[str, Any]) -> Hashable:
 def _part(value: Any) -> Hashable:
     if isinstance(value, ClosedJaxpr):
         # Constants by identity: the program that is kept holds them, so no id is used twice.
-        return (_fingerprint(value.jaxpr), tuple(id(constant) for constant in value.consts))
+        constants = tuple(id(constant) for constant in value.consts)
+        return (_fingerprint(without_constants(value)), constants)
     if isinstance(value, Jaxpr):
         return _fingerprint(value)
     if isinstance(value, (tuple, list)):

@@ -76,6 +76,10 @@ class Transaction:
     def remember(self, variable: Variable, state: Any) -> None:
         self._before.setdefault(variable, state)
 
+    @property
+    def written(self) -> list[Variable]:
+        return list(self._before)
+
     def include(self, inner: Transaction) -> None:
         """Takes over what a part of this transaction that has succeeded would put back."""
         for variable, state in inner._before.items():

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
-from replicax._jax_compat import apply_equation
+from replicax._jax_compat import apply_equation, without_constants
 from replicax._typing import Nest
 
 
@@ -22,15 +22,16 @@ def without_transposed_products(fn: Callable[..., Nest]) -> Callable[..., Nest]:
 
     def swapped(*args: Any) -> Nest:
         jaxpr, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-        results = _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args))
+        results = _evaluate(jaxpr, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     return swapped
 
 
-def _evaluate(jaxpr: Jaxpr, consts: list[Any], args: list[Any]) -> list[Any]:
-    values: dict[Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, args, strict=True))
+def _evaluate(closed: ClosedJaxpr, args: list[Any]) -> list[Any]:
+    jaxpr = without_constants(closed)
+    inputs = (*jaxpr.constvars, *jaxpr.invars)
+    values: dict[Var, Any] = dict(zip(inputs, (*closed.consts, *args), strict=True))
     products: dict[Any, Any] = {}
 
     def read(variable: Any) -> Any:
@@ -40,8 +41,7 @@ def _evaluate(jaxpr: Jaxpr, consts: list[Any], args: list[Any]) -> list[Any]:
         operands = [read(variable) for variable in equation.invars]
         name, parameters = equation.primitive.name, equation.params
         if name == "jit":  # so that what is inside is seen next to what is outside
-            inner: ClosedJaxpr = parameters["jaxpr"]
-            results = _evaluate(inner.jaxpr, inner.consts, operands)
+            results = _evaluate(parameters["jaxpr"], operands)
         else:
             product = products.get(equation.invars[0]) if name == "transpose" else None
             results = None if product is None else _swapped(product, parameters["permutation"])

@@ -1,0 +1,141 @@
+"""The versions of jaxlib that are known to be broken, and the XLA flags that cure some of them.
+
+The requirements in `pyproject.toml` exclude every version in `DEFECTS`, and the table in
+`docs/install.md` is made from it (`docs/support_table.py`); a test compares the three.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import final
+
+from replicax._jax_compat import backends_are_initialized
+from replicax.errors import KnownBadVersion
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """Something that is wrong with some versions of jaxlib.
+
+    Args:
+      versions: The versions, spelled out.
+      platform: The platform of the devices on which it shows.
+      symptom: What happens, as the end of a sentence about jaxlib.
+      thread: The public thread about it; empty if none is known.
+      cure: The XLA flag with which it does not happen; empty if there is none.
+    """
+
+    versions: tuple[str, ...]
+    platform: str
+    symptom: str
+    thread: str = ""
+    cure: str = ""
+
+    @property
+    def cured(self) -> bool:
+        """Whether the environment has the flag that cures it."""
+        return bool(self.cure) and self.cure in _flags()
+
+    def __str__(self) -> str:
+        return f"{self.symptom} ({self.thread})" if self.thread else self.symptom
+
+
+_WITHOUT_YNN_REDUCTIONS = "--xla_cpu_experimental_ynn_fusion_type=individual_dot"
+
+# Seen with the programs in `doctor/_numbers_worker.py`, on each version from 0.10.1 to 0.12.0.1.
+DEFECTS = (
+    Defect(
+        ("0.10.2",),
+        "cpu",
+        "computes wrong numbers in compiled programs: matrix-vector products under `jax.vmap` that "
+        "are then summed",
+        "jax-ml/jax#39103",
+        _WITHOUT_YNN_REDUCTIONS,
+    ),
+    Defect(
+        ("0.10.2", "0.11.0"),
+        "cpu",
+        "crashes in sums of products of arrays with seven or more dimensions",
+        "jax-ml/jax#39257",
+        _WITHOUT_YNN_REDUCTIONS,
+    ),
+    Defect(
+        ("0.11.2",),
+        "cpu",
+        "crashes in programs with a `jax.lax.psum` of an empty array beside one of another array; "
+        "replicax leaves empty arrays out of its own sums",
+    ),
+)
+
+_warned = False
+
+
+@functools.cache
+def installed_version() -> str:
+    """Return the version of jaxlib that is installed."""
+    return metadata.version("jaxlib")
+
+
+def defects_of(version: str) -> list[Defect]:
+    """Return what is known to be wrong with a version of jaxlib.
+
+    >>> from replicax._known_bad import defects_of
+    >>> [defect.thread for defect in defects_of("0.10.2")]
+    ['jax-ml/jax#39103', 'jax-ml/jax#39257']
+    >>> defects_of("0.10.1")
+    []
+    """
+    return [defect for defect in DEFECTS if version in defect.versions]
+
+
+def advice() -> str:
+    """Return the command that installs a version without known defects."""
+    excluded = sorted({version for defect in DEFECTS for version in defect.versions})
+    without = ",".join(f"!={version}" for version in excluded)
+    return f"pip install --upgrade 'jax{without}' 'jaxlib{without}'"
+
+
+def set_curing_flags() -> None:
+    """Set the XLA flags that cure the installed jaxlib, while they still have an effect.
+
+    XLA reads them when the first backend starts. A flag that the user has set is left alone.
+    """
+    cures = {defect.cure: None for defect in defects_of(installed_version()) if defect.cure}
+    flags = _flags()
+    names_set = {flag.partition("=")[0] for flag in flags}
+    missing = [cure for cure in cures if cure.partition("=")[0] not in names_set]
+    if missing and not backends_are_initialized():
+        os.environ["XLA_FLAGS"] = " ".join([*flags, *missing])
+
+
+def warn_of_defects(platforms: Iterable[str], stacklevel: int) -> None:
+    """Warn, once per process, of what the installed jaxlib does wrong on these platforms."""
+    global _warned
+    version = installed_version()
+    defects = [
+        defect
+        for defect in defects_of(version)
+        if defect.platform in set(platforms) and not defect.cured
+    ]
+    if not defects or _warned:
+        return
+    _warned = True
+    cures = {defect.cure: None for defect in defects if defect.cure}
+    flags = f" or set XLA_FLAGS={' '.join(cures)!r} before JAX is first used," if cures else ""
+    warnings.warn(
+        f"jaxlib {version} is known to be broken: on {defects[0].platform} devices it "
+        f"{'; it '.join(map(str, defects))}. Install another version,{flags} and run `replicax "
+        f"doctor` to check it: {advice()}",
+        KnownBadVersion,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _flags() -> list[str]:
+    return os.environ.get("XLA_FLAGS", "").split()

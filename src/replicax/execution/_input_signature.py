@@ -1,0 +1,56 @@
+"""Arguments against the `input_signature` of an `rx.function`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _nest
+from replicax.errors import InvalidType
+from replicax.input import DistributedIterator
+from replicax.values import PerReplica
+
+
+def conformed(
+    name: str, signature: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return the arguments of the function `name`, with numbers as the arrays that are asked for.
+
+    Arguments that the signature does not allow are refused.
+    """
+    wanted, structure = jax.tree.flatten(signature)
+    given, given_structure = _nest.flatten(args, handed=True)
+    if kwargs or given_structure != structure:
+        raise InvalidType(
+            f"`{name}` has the input signature {signature}, and was called with "
+            f"{args}{f' and {kwargs}' if kwargs else ''}, which has another structure."
+        )
+    leaves = [_leaf(name, spec, leaf) for spec, leaf in zip(wanted, given, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _leaf(name: str, spec: jax.ShapeDtypeStruct, leaf: Any) -> Any:
+    if isinstance(leaf, DistributedIterator):
+        raise InvalidType(
+            f"`{name}` has the input signature {spec}, and was called with an iterator. Give it "
+            "an element, `next(iterator)`, or leave the signature out."
+        )
+    if isinstance(leaf, (bool, int, float, complex)):
+        leaf = jnp.asarray(leaf, spec.dtype)
+    samples = leaf.samples() if isinstance(leaf, PerReplica) else (leaf,)
+    for sample in samples:
+        shape, dtype = np.shape(sample), getattr(sample, "dtype", None)
+        # A last partial batch has fewer rows than the signature says.
+        fewer = len(shape) == len(spec.shape) > 0 and shape[0] <= spec.shape[0]
+        if dtype != spec.dtype or not (
+            shape == spec.shape or (fewer and shape[1:] == spec.shape[1:])
+        ):
+            raise InvalidType(
+                f"`{name}` has the input signature {spec}, and was called with a value of shape "
+                f"{shape} and dtype {dtype}."
+            )
+    return leaf

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all check bench format clean
+.PHONY: demo test test-all matrix check bench format clean
 
 demo: .venv/installed
 	$(BIN)/replicax launch --workers 2 --devices-per-worker 2 examples/digits.py
@@ -20,6 +20,11 @@ test-all: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev,tensorflow,torch,tpu]' torch==2.13.0
 	$(MAKE) test WHICH=
 
+# The oldest, the default and the newest versions of everything; `make matrix SESSIONS=newest` is one.
+SESSIONS := oldest default newest
+matrix: .venv/installed
+	$(BIN)/nox --session $(SESSIONS)
+
 check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,10 +39,10 @@ format: .venv/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .bench build dist
+	rm -rf .venv .nox .bench build dist
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "replicax needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	.venv/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $@

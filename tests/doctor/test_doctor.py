@@ -15,10 +15,11 @@ import pytest
 
 from replicax._command_line import main
 from replicax.cluster._members import Address, Members
-from replicax.doctor import _devices, _self_test
+from replicax.doctor import _devices, _numbers, _numbers_worker, _self_test
 from replicax.doctor._check import Check, Verdict, ok
 from replicax.doctor._cluster import find_cluster
 from replicax.doctor._devices import ask_jax
+from replicax.doctor._numbers import self_checks
 from replicax.doctor._ports import check_ports
 from replicax.doctor._self_test import Ended, judged, run_together, self_test
 from replicax.launch import free_ports
@@ -91,6 +92,11 @@ def test_a_machine_that_is_fit():
         r"note +JAX_NUM_CPU_DEVICES +3",
         r"ok +resolver +none: runs as one worker",
         r"ok +free ports +127\.0\.0\.1",
+        r"ok +float32 products +gives 1073741824\.0",
+        r"ok +float64 products +gives 268435456\.0",
+        r"ok +empty in a sum +gives \[0\.0, 2\.0, 4\.0\]",
+        r"ok +rank-7 reduction +gives 2\.0",
+        r"ok +rank-8 reduction +gives 6\.0",
         r"ok +strategy\.reduce +gives \[3\.0\]",
         r"ok +strategy\.gather +gives \[1\.0, 2\.0\]",
         r"ok +compiled step +gives \[0\.25\]",
@@ -262,3 +268,40 @@ def test_wrong_numbers_are_a_problem():
     checks = judged([right, {**right, "got": [2.0]}])
     assert verdicts(checks) == ["ok", "problem"]
     assert "gives [2.0] instead of [3.0]" in checks[1].found
+
+
+# What it says of numbers.
+
+WORKER = """
+import json, os, signal, sys, time
+for name in sys.argv[1:]:
+    if name == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "hangs":
+        time.sleep(60)
+    if name == "raises":
+        sys.exit("no such thing")
+    answer = {"name": name, "got": 2.0, "expected": 3.0 if name == "wrong" else 2.0}
+    print("replicax-numbers " + json.dumps(answer), flush=True)
+"""
+
+
+def test_programs_that_crash_hang_or_give_wrong_numbers(monkeypatch, tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    names = ["right", "crashes", "wrong", "hangs", "raises", "right again"]
+    monkeypatch.setattr(_numbers_worker, "__file__", str(worker))
+    monkeypatch.setattr(_numbers_worker, "CHECKS", dict.fromkeys(names))
+    monkeypatch.setattr(_numbers, "_PATIENCE_SECONDS", 2.0)
+    checks = self_checks(os.environ)
+    assert [check.name for check in checks] == names
+    assert verdicts(checks) == ["ok", "problem", "problem", "problem", "problem", "ok"]
+    assert [check.found for check in checks] == [
+        "gives 2.0, as it should",
+        "crashed the process (SIGSEGV)",
+        "gives 2.0 instead of 3.0",
+        "did not end within 2 s",
+        "failed: no such thing",
+        "gives 2.0, as it should",
+    ]
+    assert all("pip install" in check.advice for check in checks[1:5])

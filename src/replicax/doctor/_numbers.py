@@ -59,7 +59,7 @@ def _run(names: list[str], environment: Mapping[str, str]) -> tuple[list[dict[st
         )
         output, code, said = done.stdout, done.returncode, done.stderr.strip().splitlines()
     except subprocess.TimeoutExpired as error:
-        output = (error.stdout or b"").decode(errors="replace")
+        output = (error.stdout or b"").decode(errors="replace")  # bytes, whatever was asked for
         code, said = None, []
     marker = _numbers_worker.MARKER
     lines = [line for line in output.splitlines() if line.startswith(marker)]

@@ -23,10 +23,10 @@ def check_versions() -> list[Check]:
     """Python, what replicax needs, and what it can work with."""
     checks = [ok("Python", platform.python_version())]
     checks += [_needed(name) for name in _NEEDED]
+    jaxlib = _known_bad.installed_version()
     checks += [
-        problem(f"jaxlib {version}", str(defect), f"Install another version: {_known_bad.advice()}")
-        for version in [_known_bad.installed_version()]
-        for defect in _known_bad.defects_of(version)
+        problem(f"jaxlib {jaxlib}", str(defect), f"Install another version: {_known_bad.advice()}")
+        for defect in _known_bad.defects_of(jaxlib)
     ]
     checks += [
         ok(name, _installed(*distributions) or "not installed (optional)")

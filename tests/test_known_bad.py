@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -48,6 +49,14 @@ def test_the_requirements_exclude_what_is_known_to_be_broken():
         excluded = {s.version for s in requirement.specifier if s.operator == "!="}
         assert excluded == bad, f"{requirement} and the table of defects differ"
     assert not _known_bad.defects_of(_known_bad.installed_version())
+
+
+def test_the_page_about_installing_has_the_tables_that_are_made_of_both():
+    made = runpy.run_path(str(ROOT / "docs" / "support_table.py"))
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert made["written"](page) == page, "run docs/support_table.py"
+    assert "| jax | >=0.10.1, !=0.10.2" in page
+    assert page.count("jax-ml/jax#39103") == 1
 
 
 def test_flags_are_set_while_they_have_an_effect(jaxlib):

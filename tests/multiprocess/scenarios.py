@@ -456,6 +456,23 @@ def flax_modules(strategy, worker):
     }
 
 
+@scenario
+def audits(strategy, worker):
+    @rx.function
+    def step(x, only_compiled):
+        def replica_step(x, only_compiled):
+            return x + only_compiled if isinstance(x, jax.core.Tracer) else x
+
+        return strategy.run(replica_step, args=(x, only_compiled))
+
+    x, wrong = of_worker(strategy, np.float32(1.0)), of_worker(strategy, np.float32(worker))
+    report = rx.audit(step, x, wrong)
+    rx.config.audit_functions(every=1)
+    sampled = message_of(rx.errors.AuditFailed, lambda: step(x, wrong))
+    rx.config.audit_functions(None)
+    return {"differences": [str(each) for each in report.differences], "sampled": sampled}
+
+
 def main() -> None:
     strategy = rx.MultiWorkerMirroredStrategy()
     worker = strategy.cluster_resolver.task_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -174,3 +175,10 @@ def test_modules_of_flax_begin_with_what_the_first_worker_has(results):
         "metric": [6.0, 4],
         "the numbers of worker 0 are those of one device": True,
     }
+
+
+def test_what_differs_on_one_worker_is_reported_by_all(results):
+    told = both(results, "audits")
+    (difference,) = told["differences"]
+    assert re.fullmatch(r"output on worker 1 differs by 1; rounding explains .*", difference)
+    assert difference in told["sampled"]

@@ -28,18 +28,22 @@ hypothesis.settings.register_profile("replicax", deadline=None, derandomize=True
 hypothesis.settings.load_profile("replicax")
 
 
-# Set by whoever imports TensorFlow first, which Keras does in `fit`.
-_TENSORFLOWS = {
+# Set by libraries when they are first imported: TensorFlow, scikit-learn, and what Keras imports.
+_SET_BY_IMPORTS = {
+    "CUDA_ROOT",
     "ENABLE_RUNTIME_UPTIME_TELEMETRY",
     "HDF5_PLUGIN_PATH",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
     "TF2_BEHAVIOR",
+    "TF_FORCE_GPU_ALLOW_GROWTH",
     "TPU_ML_PLATFORM",
     "TPU_ML_PLATFORM_VERSION",
 }
 
 
 def _environment() -> dict[str, str]:
-    ignored = {"PYTEST_CURRENT_TEST", *_TENSORFLOWS}
+    ignored = {"PYTEST_CURRENT_TEST", *_SET_BY_IMPORTS}
     return {name: value for name, value in os.environ.items() if name not in ignored}
 
 

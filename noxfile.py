@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -14,6 +17,20 @@ nox.options.error_on_missing_interpreters = True
 nox.options.reuse_venv = "yes"
 
 OLDEST, NEWEST = "3.11", "3.13"
+
+
+def switch_on_every_python_of_pyenv() -> None:
+    """Make `python3.13` found where pyenv has it: its commands answer for active versions only."""
+    if shutil.which("pyenv"):
+        active, installed = (
+            subprocess.run(["pyenv", *command], capture_output=True, text=True).stdout
+            for command in (["version-name"], ["versions", "--bare"])
+        )
+        versions = [*active.strip().split(":"), *installed.split()]
+        os.environ["PYENV_VERSION"] = ":".join(dict.fromkeys(versions))
+
+
+switch_on_every_python_of_pyenv()
 
 
 @nox.session(python=OLDEST)

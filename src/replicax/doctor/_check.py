@@ -38,7 +38,7 @@ def ok(name: str, found: str) -> Check:
     """A check that all is well with.
 
     >>> from replicax.doctor._check import ok
-    >>> ok("jax", "0.10.2").verdict.value
+    >>> ok("jax", "0.10.1").verdict.value
     'ok'
     """
     return Check(Verdict.OK, name, found)

@@ -1,4 +1,6 @@
-"""Writes the tables in `install.md` from the requirements and from the table of known defects.
+"""The tables in `install.md`, made from the requirements and from the table of known defects.
+
+Run this to write them, after a change of either:
 
     .venv/bin/python docs/support_table.py
 
@@ -22,7 +24,7 @@ EXTRAS = ("keras", "flax", "tensorflow", "torch", "tpu")
 
 
 def written(page: str) -> str:
-    """Return the page with the tables as they have to be."""
+    """Return the page with the tables in their places."""
     for name, table in (("versions", versions()), ("defects", defects())):
         begin = f"<!-- {name}, made by support_table.py -->\n"
         before, found, rest = page.partition(begin)

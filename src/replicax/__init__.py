@@ -19,7 +19,7 @@ from replicax import (
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.checkpoint import Checkpoint, CheckpointManager
 from replicax.cluster import ClusterSpec
-from replicax.execution import AuditReport, ReplicaContext, audit, function
+from replicax.execution import AuditDifference, AuditReport, ReplicaContext, audit, function
 from replicax.input import (
     AutoShardPolicy,
     DistributedDataset,
@@ -52,6 +52,7 @@ from replicax.variables import Variable, grad, value_and_grad
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuditDifference",
     "AuditReport",
     "AutoShardPolicy",
     "Checkpoint",

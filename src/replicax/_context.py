@@ -34,9 +34,9 @@ class Frame:
     update context. `colocate_with` and `partition` say how variables are placed that are created.
     `overlay` holds values that variables have for a differentiated function only, `transaction`
     what to restore should the running function fail, `program` the program that is being traced;
-    `as_python` says that a compiled function runs eagerly, and those that it calls with it; `runs`
-    compiles what a compiled function with a loop over a dataset gives to `run`; a `rehearsal` shows
-    elements of iterators without taking them.
+    `uneven` says that a compiled function runs eagerly because its replicas differ; `runs` compiles
+    what a compiled function with a loop over a dataset gives to `run`; in a `rehearsal` all
+    functions run eagerly, and elements of iterators are shown without being taken.
     """
 
     strategy: StrategyLike | None = None
@@ -48,7 +48,7 @@ class Frame:
     overlay: Overlay | None = None
     transaction: Transaction | None = None
     program: ProgramLike | None = None
-    as_python: bool = False
+    uneven: bool = False
     runs: CompiledRuns | None = None
     rehearsal: Rehearsal | None = None
     installed: bool = False

@@ -153,16 +153,14 @@ def _captured(function: Any, name: str) -> Any:
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
 
 
-def all_gather(
-    array: jax.Array, axis_name: str, *, axis: int = 0, tiled: bool = False
-) -> jax.Array:
-    """Gather an array over a mesh axis, as `jax.lax.all_gather` does, also one of random keys.
+def all_gather(array: jax.Array, axis_name: str) -> jax.Array:
+    """Stack an array over a mesh axis, as `jax.lax.all_gather` does, also one of random keys.
 
     Why: JAX (0.10.1 to 0.12.0.1) makes a program of it for keys that its own verifier refuses.
     """
     if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return jax.lax.all_gather(array, axis_name, axis=axis, tiled=tiled)
-    data = jax.lax.all_gather(jax.random.key_data(array), axis_name, axis=axis, tiled=tiled)
+        return jax.lax.all_gather(array, axis_name)
+    data = jax.lax.all_gather(jax.random.key_data(array), axis_name)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
 
 
@@ -172,13 +170,15 @@ _CONSTANTS_INSIDE = ClosedJaxpr is Jaxpr
 
 def without_constants(jaxpr: ClosedJaxpr) -> Jaxpr:
     """Return what a jaxpr computes, without keeping the values of its constants alive."""
-    return jaxpr.with_consts(()) if _CONSTANTS_INSIDE else jaxpr.jaxpr  # pyright: ignore
+    if _CONSTANTS_INSIDE:
+        return jaxpr.with_consts(())  # pyright: ignore[reportAttributeAccessIssue]  new in 0.12
+    return jaxpr.jaxpr
 
 
 def with_constants(jaxpr: Jaxpr, constants: Sequence[Any]) -> ClosedJaxpr:
     """Return a jaxpr of `without_constants` with these constants."""
     if _CONSTANTS_INSIDE:
-        return jaxpr.with_consts(constants)  # pyright: ignore
+        return jaxpr.with_consts(constants)  # pyright: ignore[reportAttributeAccessIssue]  as above
     return ClosedJaxpr(jaxpr, constants)
 
 

@@ -101,37 +101,52 @@ def advice() -> str:
     return f"pip install --upgrade 'jax{without}' 'jaxlib{without}'"
 
 
+def missing_cures() -> list[str]:
+    """Return the XLA flags that would cure the installed jaxlib, and can be added to those set.
+
+    A flag that the user has set to another value is left alone, and so is the name of a file.
+    """
+    flags = _flags()
+    if flags and not flags[0].startswith("-"):
+        return []
+    names_set = {flag.partition("=")[0] for flag in flags}
+    cures = dict.fromkeys(defect.cure for defect in defects_of(installed_version()))
+    return [cure for cure in cures if cure and cure.partition("=")[0] not in names_set]
+
+
 def set_curing_flags() -> None:
     """Set the XLA flags that cure the installed jaxlib, while they still have an effect.
 
-    XLA reads them when the first backend starts. A flag that the user has set is left alone.
+    XLA reads them when the first backend starts.
     """
-    cures = {defect.cure: None for defect in defects_of(installed_version()) if defect.cure}
-    flags = _flags()
-    names_set = {flag.partition("=")[0] for flag in flags}
-    missing = [cure for cure in cures if cure.partition("=")[0] not in names_set]
+    missing = missing_cures()
     if missing and not backends_are_initialized():
-        os.environ["XLA_FLAGS"] = " ".join([*flags, *missing])
+        os.environ["XLA_FLAGS"] = with_flags(missing)
+
+
+def with_flags(flags: Iterable[str]) -> str:
+    """Return the value of XLA_FLAGS with further flags."""
+    return " ".join([*_flags(), *flags])
 
 
 def warn_of_defects(platforms: Iterable[str], stacklevel: int) -> None:
     """Warn, once per process, of what the installed jaxlib does wrong on these platforms."""
     global _warned
-    version = installed_version()
+    version, present = installed_version(), set(platforms)
     defects = [
-        defect
-        for defect in defects_of(version)
-        if defect.platform in set(platforms) and not defect.cured
+        defect for defect in defects_of(version) if defect.platform in present and not defect.cured
     ]
     if not defects or _warned:
         return
     _warned = True
-    cures = {defect.cure: None for defect in defects if defect.cure}
-    flags = f" or set XLA_FLAGS={' '.join(cures)!r} before JAX is first used," if cures else ""
+    missing = missing_cures()
+    flags = (
+        f", or set XLA_FLAGS={with_flags(missing)!r} before JAX is first used" if missing else ""
+    )
     warnings.warn(
         f"jaxlib {version} is known to be broken: on {defects[0].platform} devices it "
-        f"{'; it '.join(map(str, defects))}. Install another version,{flags} and run `replicax "
-        f"doctor` to check it: {advice()}",
+        f"{'; it '.join(map(str, defects))}. Install another version ({advice()}){flags}; then "
+        "run `replicax doctor`.",
         KnownBadVersion,
         stacklevel=stacklevel + 1,
     )

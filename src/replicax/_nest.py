@@ -1,5 +1,7 @@
 """Nests as replicax sees them: pytrees in which a variable is one leaf.
 
+Mappings, dict subclasses, dataclasses and `attrs` classes are nests too (`_containers.py`).
+
 To JAX, a variable is its value, so that it can be given to any `jax.numpy` function or to a jitted
 one; taking a nest apart with `jax.tree` would lose the variable. These functions keep it.
 """
@@ -11,6 +13,7 @@ from typing import Any
 
 import jax
 
+from replicax._containers import has_none, is_container, opened
 from replicax._typing import Nest
 
 
@@ -45,26 +48,41 @@ def _is_one(node: Any) -> bool:
 
 def flatten(nest: Nest, *, handed: bool = False) -> tuple[list[Any], Any]:
     """The leaves; of what is `handed` to a function, or back, objects stay what they are."""
-    return jax.tree.flatten(nest, is_leaf=_is_one if handed else _is_whole)
+    leaves, structure = jax.tree.flatten(nest, is_leaf=_leaf_test(handed))
+    if has_none(leaves):
+        return leaves, structure
+    return jax.tree.flatten(_opened(nest, handed), is_leaf=_leaf_test(handed))
 
 
 def flatten_with_paths(nest: Nest, *, handed: bool = False) -> tuple[list[tuple[str, Any]], Any]:
     """Return the leaves, each with its place in the nest, such as `['loss']`."""
     found, structure = jax.tree_util.tree_flatten_with_path(
-        nest, is_leaf=_is_one if handed else _is_whole
+        _opened(nest, handed), is_leaf=_leaf_test(handed)
     )
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in found], structure
 
 
 def leaves(nest: Nest, *, handed: bool = False) -> list[Any]:
-    return jax.tree.leaves(nest, is_leaf=_is_one if handed else _is_whole)
+    return jax.tree.leaves(_opened(nest, handed), is_leaf=_leaf_test(handed))
 
 
 def transform(
     function: Callable[..., Any], nest: Nest, *others: Nest, handed: bool = False
 ) -> Nest:
-    return jax.tree.map(function, nest, *others, is_leaf=_is_one if handed else _is_whole)
+    nests = [_opened(each, handed) for each in (nest, *others)]
+    return jax.tree.map(function, *nests, is_leaf=_leaf_test(handed))
 
 
 def is_leaf(value: Any) -> bool:
-    return _is_whole(value) or jax.tree_util.all_leaves([value])
+    if _is_whole(value):
+        return True
+    container = is_container(value, data_only=False, is_leaf=_is_whole)
+    return jax.tree_util.all_leaves([value]) and not container
+
+
+def _leaf_test(handed: bool) -> Callable[[Any], bool]:
+    return _is_one if handed else _is_whole
+
+
+def _opened(nest: Nest, handed: bool) -> Nest:
+    return opened(nest, data_only=handed, is_leaf=_leaf_test(handed))

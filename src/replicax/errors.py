@@ -29,8 +29,8 @@ of the reference API would catch, so `except ValueError` goes on working.
      │   └─ CheckpointMismatch (ValueError)            it does not fit the objects
      └─ NotPicklable          (TypeError)              tied to this process's devices
 
-There are three warnings, each a `UserWarning`: `PerformanceHint`, `InexactResumption` and
-`KnownBadVersion`.
+There are four warnings, each a `UserWarning`: `PerformanceHint`, `InexactResumption`,
+`SummedTwice` and `KnownBadVersion`.
 """
 
 from typing import Any
@@ -145,6 +145,10 @@ class PerformanceHint(UserWarning):
 
 class InexactResumption(UserWarning):
     """A pass over a dataset may not go on exactly where it stood."""
+
+
+class SummedTwice(UserWarning):
+    """Gradients that have been summed over the replicas are about to be summed again."""
 
 
 class KnownBadVersion(UserWarning):

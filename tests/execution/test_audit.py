@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,9 @@ from jax.core import Tracer
 from support import equal, per_replica, shares
 
 import replicax as rx
-from replicax.execution._comparison import compare
+from replicax.execution._comparison import Tolerance, compare
+
+USUAL = Tolerance()
 
 
 @pytest.fixture
@@ -91,7 +95,7 @@ def test_the_result_is_that_of_the_compiled_call(strategy):
     assert report.ok, str(report)
     equal(report.result["total"], 2 * rows.sum())
     assert report.result["name"] == "total"
-    assert "`total`: compiled and eager agree on 1 arrays" in str(report)
+    assert str(report) == "`total`: compiled and eager agree; arrays compared: 1"
 
 
 def test_elements_are_taken_once(strategy):
@@ -238,20 +242,26 @@ def test_the_bound_is_that_of_the_dtype():
         (np.float16, 5e-3, 0.05),
         (jnp.bfloat16, 0.02, 0.1),
     ):
-        assert compare("x", ones.astype(dtype), (ones + allowed).astype(dtype), None) is None
-        found = compare("x", ones.astype(dtype), (ones + refused).astype(dtype), None)
+        assert compare("x", ones.astype(dtype), (ones + allowed).astype(dtype), USUAL) is None
+        found = compare("x", ones.astype(dtype), (ones + refused).astype(dtype), USUAL)
         assert found is not None
         assert found.bound < found.largest
-    assert compare("x", np.int32([1]), np.int32([2]), 1.0) is not None
-    assert compare("x", np.array([True]), np.array([False]), None) is not None
-    assert compare("x", np.complex64([1j]), np.complex64([1j * 1.1]), None) is not None
-    assert compare("x", np.zeros((0, 2)), np.zeros((0, 2)), None) is None
+    assert compare("x", np.int32([1]), np.int32([2]), Tolerance(1.0)) is not None
+    assert compare("x", np.array([True]), np.array([False]), USUAL) is not None
+    assert compare("x", np.complex64([1j]), np.complex64([1j * 1.1]), USUAL) is not None
+    assert compare("x", np.int64([2**53]), np.int64([2**53 + 1]), USUAL) is not None
+    assert compare("x", np.zeros((0, 2)), np.zeros((0, 2)), USUAL) is None
+    assert compare("x", np.float64([1e308]), np.float64([-1e308]), USUAL).largest == np.inf
+    zeroed = np.full(3, 0.004, jnp.bfloat16), np.zeros(3, jnp.bfloat16)
+    assert compare("x", *zeroed, USUAL) is not None
+    assert compare("x", *zeroed, Tolerance(atol=0.01)) is None
 
 
 def test_small_elements_are_rounded_like_the_large_ones_beside_them():
-    assert compare("x", np.float32([1e-6, 1.0]), np.float32([2e-6, 1.0]), None) is None
-    assert compare("x", np.float32([1e-6]), np.float32([2e-6]), None) is not None
-    assert compare("x", np.float32([1e-9]), np.float32([0.0]), None) is None
+    assert compare("x", np.float32([1e-6, 1.0]), np.float32([2e-6, 1.0]), USUAL) is None
+    assert compare("x", np.float32([1e-6]), np.float32([2e-6]), USUAL) is not None
+    assert compare("x", np.float32([1e-9]), np.float32([0.0]), USUAL) is None
+    assert compare("x", np.float32([1e-7]), np.float32([0.0]), USUAL) is not None
 
 
 @pytest.mark.one_process
@@ -262,6 +272,96 @@ def test_rtol_says_how_much_is_allowed(two):
     assert not rx.audit(step, np.float32([1.0, 2.0]), rtol=0.001).ok
     weight.assign([0.0, 0.0])
     assert rx.audit(step, np.float32([1.0, 2.0]), rtol=0.02).ok
+
+
+@pytest.mark.parametrize("tolerance", [{"rtol": -1.0}, {"atol": np.nan}])
+def test_tolerances_are_numbers_from_zero_on(tolerance):
+    with pytest.raises(rx.errors.InvalidArgument, match="from 0 on"):
+        rx.audit(jnp.sum, jnp.ones(2), **tolerance)
+    with pytest.raises(rx.errors.InvalidArgument, match="from 0 on"):
+        rx.config.audit_functions(1, **tolerance)
+
+
+# What functions may do.
+
+
+def test_loops_of_jax_that_write_and_meet(strategy):
+    with strategy.scope():
+        total = rx.Variable(np.float32(0.0), name="total", aggregation="SUM")
+
+    @rx.function
+    def step(rows):
+        def replica_step(rows):
+            def body(carry, row):
+                total.assign_add(row)
+                return carry + rx.get_replica_context().all_reduce("SUM", row), row
+
+            summed, _ = jax.lax.scan(body, jnp.float32(0.0), rows)
+            return jax.lax.cond(summed > 0, lambda: summed, lambda: -summed)
+
+        return strategy.run(replica_step, args=(rows,))
+
+    report = rx.audit(step, np.float32([1.0, 2.0]))
+    assert report.ok, str(report)
+    equal(total.numpy(), 3.0 * strategy.num_replicas_in_sync)
+
+
+@pytest.mark.one_process
+def test_arguments_that_a_function_changes(two):
+    @rx.function
+    def step(batch):
+        return batch.pop("x") * 2
+
+    batch = {"x": jnp.ones(2)}
+    for _ in range(2):
+        equal(rx.audit(step, batch).result, [2.0, 2.0])
+    assert list(batch) == ["x"]
+
+
+@pytest.mark.one_process
+def test_no_program_of_a_part_is_trusted(two):
+    """The gradient of an eager step is compiled as well, and may be wrong in the same way."""
+    with two.scope():
+        weight = rx.Variable(2.0, name="weight")
+    compiled = []
+
+    def loss(x):
+        compiled.append(not jax.config.jax_disable_jit)
+        return x * weight
+
+    @rx.function
+    def step(x):
+        return two.run(lambda x: rx.grad(loss, weight)(x), args=(x,))
+
+    step(np.float32(3.0))
+    compiled.clear()
+    rx.audit(step, np.float32(3.0))
+    assert compiled == [False, False]
+
+
+@pytest.mark.one_process
+def test_another_thread_keeps_what_it_writes(two):
+    with two.scope():
+        weight, count = rx.Variable(1.0, name="weight"), rx.Variable(0, name="count")
+    started, written = threading.Event(), threading.Event()
+
+    @rx.function
+    def step(x):
+        if not isinstance(x, Tracer):
+            started.set()
+            assert written.wait(30)
+        return weight * x + count.value
+
+    def write():
+        assert started.wait(30)
+        count.assign(5)
+        written.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    rx.audit(step, jnp.float32(2.0))
+    thread.join()
+    assert int(count) == 5
 
 
 # Where there is nothing to compare.
@@ -286,6 +386,10 @@ def test_what_runs_as_python_is_refused_before_anything_changes(two):
         rx.audit(add, rx.PerReplica((jnp.ones(1), jnp.ones(2))))
     with pytest.raises(rx.errors.InvalidArgument, match="loop over a dataset"):
         rx.audit(loop, dataset)
+    with pytest.raises(rx.errors.InvalidType, match="ShapeDtypeStruct"):
+        rx.audit(add, jax.ShapeDtypeStruct((1,), jnp.float32))
+    with pytest.raises(rx.errors.InvalidType, match="calls a function"):
+        rx.audit(3, jnp.ones(1))
     with pytest.raises(rx.errors.ContextError, match="outside of `run`"):
         two.run(lambda: rx.audit(add, jnp.ones(1)))
     rx.config.run_functions_eagerly(True)
@@ -339,6 +443,7 @@ def test_every_nth_call_is_audited(strategy, sampling):
 
         strategy.run(replica_step, args=(x,))
 
+    step(np.float32([1.0, 2.0]))  # before it is switched on
     sampling(every=3)
     local = len(strategy.extended.worker_devices)
     for call in range(7):
@@ -347,7 +452,7 @@ def test_every_nth_call_is_audited(strategy, sampling):
     sampling(None)
     step(np.float32([1.0, 2.0]))
     assert len(eager_calls) == local * 3
-    equal(weight.numpy(), np.float32([8.0, 16.0]) * strategy.num_replicas_in_sync)
+    equal(weight.numpy(), np.float32([9.0, 18.0]) * strategy.num_replicas_in_sync)
 
 
 def test_a_sampled_call_that_differs_raises_and_keeps_its_state(strategy, sampling):
@@ -388,7 +493,21 @@ def test_sampling_follows_into_loops_and_leaves_uneven_shares_alone(two, samplin
     assert float(total) == 3.0
 
 
-@pytest.mark.parametrize("every", [0, -1, 1.5, "2"])
+@pytest.mark.one_process
+def test_sampling_allows_what_it_is_told_to(two, sampling):
+    with two.scope():
+        weight = rx.Variable(np.float32([0.0, 0.0]), name="weight", aggregation="SUM")
+    step = unequal_step(two, weight=weight)
+    sampling(every=1, rtol=0.02)
+    step(np.float32([1.0, 2.0]))
+    sampling(every=1, atol=0.2)
+    step(np.float32([1.0, 2.0]))
+    sampling(every=1)
+    with pytest.raises(rx.errors.AuditFailed):
+        step(np.float32([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, "2", True])
 def test_every_is_a_whole_number(every, sampling):
     with pytest.raises(rx.errors.InvalidArgument, match="must be a whole number"):
         sampling(every=every)

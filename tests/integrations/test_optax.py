@@ -244,3 +244,73 @@ def test_an_optimizer_whose_first_step_failed_can_be_used(two):
             optimizer.apply_gradients([(1.0, local)])
         optimizer.apply_gradients([(1.0, weight)])
     assert int(optimizer.iterations) == 1
+
+
+# Gradients that have been summed already.
+
+
+def summed_by_hand(strategy, clip, **arguments):
+    """Two steps of "all_reduce, clip, apply"; the weight after them."""
+    with strategy.scope():
+        weight = rx.Variable(np.float32([0.0, 0.0]), name="weight")
+        optimizer = rx.Optimizer(optax.sgd(1.0))
+
+    def replica_step(x):
+        (gradient,) = rx.grad(lambda: jnp.sum(x * weight), [weight])()
+        total = rx.get_replica_context().all_reduce("SUM", gradient)
+        total = jnp.clip(total, -1.5, 1.5) if clip else total
+        optimizer.apply_gradients([(total, weight)], **arguments)
+
+    rows = np.float32([[1.0, 0.25]] * strategy.num_replicas_in_sync)
+    for _ in range(2):
+        strategy.run(replica_step, args=(shares(strategy, rows),))
+    for copy in weight.values:
+        equal(copy.numpy(), weight.numpy())
+    return weight.numpy()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"skip_gradients_aggregation": True}, {"experimental_aggregate_gradients": False}]
+)
+def test_all_reduce_clip_apply(strategy, arguments):
+    count = strategy.num_replicas_in_sync
+    total = np.float32([1.0, 0.25]) * count
+    equal(summed_by_hand(strategy, False, **arguments), -2 * total)
+    equal(summed_by_hand(strategy, True, **arguments), -2 * np.clip(total, -1.5, 1.5))
+
+
+def test_sums_of_sums_are_warned_of_once(strategy):
+    count = strategy.num_replicas_in_sync
+    twice = -2 * np.float32([1.0, 0.25]) * count**2
+    equal(summed_by_hand(strategy, False, skip_gradients_aggregation=False), twice)
+    if count == 1:
+        equal(summed_by_hand(strategy, False), twice)
+        return
+    with pytest.warns(rx.errors.SummedTwice, match="skip_gradients_aggregation=True") as caught:
+        equal(summed_by_hand(strategy, False), twice)
+    assert len(caught) == 1
+
+
+def test_words_that_contradict_each_other(two):
+    with two.scope():
+        weight, optimizer = rx.Variable(1.0), rx.Optimizer(optax.sgd(1.0))
+    with two.scope(), pytest.raises(rx.errors.InvalidArgument, match="contradict"):
+        optimizer.apply_gradients(
+            [(1.0, weight)], skip_gradients_aggregation=True, experimental_aggregate_gradients=True
+        )
+
+
+def test_nests_of_gradients_and_variables(strategy):
+    with strategy.scope():
+        params = {"w": rx.Variable(np.float32([1.0, 2.0])), "b": [rx.Variable(0.5)]}
+        optimizer = rx.Optimizer(optax.sgd(1.0))
+
+    def replica_step():
+        optimizer.apply_gradients({"w": jnp.ones(2), "b": [jnp.float32(0.5)]}, params, name="step")
+
+    strategy.run(replica_step)
+    count = strategy.num_replicas_in_sync
+    equal(params["w"].numpy(), np.float32([1.0, 2.0]) - count)
+    equal(params["b"][0].numpy(), 0.5 - 0.5 * count)
+    with pytest.raises(rx.errors.StructureMismatch, match="one gradient for each variable"):
+        optimizer.apply_gradients({"w": jnp.ones(2)}, params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._containers import opened
 from replicax.checkpoint._manifest import ArrayFacts, dtype_name
 from replicax.checkpoint._parts import (
     ArrayPart,
@@ -140,9 +142,8 @@ class _Nest:
     def __init__(self, objects: MutableMapping[str, Any], name: str) -> None:
         self._objects = objects
         self._name = name
-        paths, self._structure = jax.tree_util.tree_flatten_with_path(
-            objects[name], is_leaf=_is_leaf
-        )
+        nest = opened(objects[name], data_only=False, is_leaf=_is_leaf)
+        paths, self._structure = jax.tree_util.tree_flatten_with_path(nest, is_leaf=_is_leaf)
         self._keys = [joined(name, _path_text(path)) for path, _ in paths]
         self._leaves = [leaf for _, leaf in paths]
         self._changed = False
@@ -207,12 +208,12 @@ def _path_text(path: Any) -> str:
 
 
 def _refilled(old: Any, new: Any) -> Any:
-    """`new`; but dicts and lists stay the objects that they were, for those who hold them."""
+    """`new`; but what can be changed stays the object that it was, for those who hold it."""
     if old is None:
         return new
     if _is_leaf(old):
         return old
-    if isinstance(old, dict):
+    if isinstance(old, MutableMapping):
         for key, value in new.items():
             old[key] = _refilled(old[key], value)
         return old
@@ -222,6 +223,15 @@ def _refilled(old: Any, new: Any) -> Any:
     if isinstance(old, tuple):
         filled = [_refilled(*pair) for pair in zip(old, new, strict=True)]
         return type(old)(*filled) if hasattr(old, "_fields") else tuple(filled)
+    if dataclasses.is_dataclass(old):
+        names = [field.name for field in dataclasses.fields(old)]
+        values = {name: _refilled(getattr(old, name), getattr(new, name)) for name in names}
+        try:
+            for name, value in values.items():
+                setattr(old, name, value)
+        except dataclasses.FrozenInstanceError:
+            return new
+        return old
     return new
 
 

@@ -49,8 +49,13 @@ class AcrossArrays(Collectives):
         scalars = tuple(value.scalars for value in values)
         program = _reduction(self._topology, op, scalars, options.dtype)
         arrays = [value.array(self._topology) for value in values]
-        sums = launch(self._topology, label, program, arrays)
+        sums = self._launch(label, program, arrays)
         return [Mirrored.from_array(array, self._topology) for array in sums]
+
+    def _launch(self, label: str, program: Any, arrays: list[jax.Array]) -> list[jax.Array]:
+        # Where the results are is part of these programs, and gets lost under `jax.disable_jit`.
+        with jax.disable_jit(False):
+            return launch(self._topology, label, program, arrays)
 
     def _alone(self, op: ReduceOp, value: PerReplica) -> Mirrored:
         array = jnp.asarray(value.component(0))
@@ -86,7 +91,7 @@ class AcrossArrays(Collectives):
 
         stacked = value.map(padded, padded_shape).array(self._topology)
         program = _replication(self._topology)
-        (everything,) = launch(self._topology, f"gather along axis {axis}", program, [stacked])
+        (everything,) = self._launch(f"gather along axis {axis}", program, [stacked])
         local = everything.addressable_data(0)
         parts = [
             jax.lax.slice_in_dim(local[replica], 0, size, axis=axis)
@@ -100,7 +105,7 @@ class AcrossArrays(Collectives):
         settle_shapes([value], "broadcast")
         stacked = value.map(lambda c: jnp.asarray(c)[None], lambda shape: (1, *shape))
         program = _first_of_all(self._topology)
-        (first,) = launch(self._topology, "broadcast", program, [stacked.array(self._topology)])
+        (first,) = self._launch("broadcast", program, [stacked.array(self._topology)])
         return self.as_mirrored(first)
 
     def mirror(self, value: Any) -> Mirrored:

@@ -74,7 +74,7 @@ class InProgram(Collectives):
         require_numeric(value, "gather")
         require_gatherable(value, axis)
         own = value.component(0)
-        return self.as_mirrored(all_gather(own, REPLICA_AXIS, axis=int(axis), tiled=True))
+        return self.as_mirrored(jax.lax.all_gather(own, REPLICA_AXIS, axis=int(axis), tiled=True))
 
     def broadcast(self, value: PerReplica) -> Mirrored:
         return self.as_mirrored(all_gather(value.component(0), REPLICA_AXIS)[0])

@@ -19,14 +19,11 @@ _PATIENCE_SECONDS = 60.0
 
 def check_numbers() -> list[Check]:
     """Run the programs on this machine's CPU, and where an XLA flag helps, with it too."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    checks = self_checks({**os.environ, "JAX_PLATFORMS": "cpu"})
-    failed = [check for check in checks if check.advice]
-    cures = {d.cure: None for d in _known_bad.defects_of(_known_bad.installed_version()) if d.cure}
-    missing = [cure for cure in cures if cure not in flags.split()]
-    if failed and missing:
-        cured = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join([flags, *missing]).strip()}
-        again = self_checks({**os.environ, **cured})
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    checks = self_checks(environment)
+    missing = _known_bad.missing_cures()
+    if missing and any(check.advice for check in checks):
+        again = self_checks({**environment, "XLA_FLAGS": _known_bad.with_flags(missing)})
         checks.append(_with_flags(missing, [check for check in again if check.advice]))
     return checks
 
@@ -83,7 +80,7 @@ def _with_flags(flags: list[str], failed: list[Check]) -> Check:
     name, told = "with XLA_FLAGS", " ".join(flags)
     if failed:
         still = ", ".join(check.name for check in failed)
-        return note(name, f"{told}: {still} fails all the same")
+        return note(name, f"{told}: does not cure {still}")
     return note(
         name,
         f"{told}: every check passes",
@@ -94,5 +91,5 @@ def _with_flags(flags: list[str], failed: list[Check]) -> Check:
 def _advice() -> str:
     version = _known_bad.installed_version()
     if _known_bad.defects_of(version):
-        return f"jaxlib {version} is known for this. {_known_bad.advice()}"
+        return f"jaxlib {version} is known to do this: {_known_bad.advice()}"
     return f"Do not train with jaxlib {version} on this machine: {_known_bad.advice()}"

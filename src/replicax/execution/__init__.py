@@ -1,7 +1,7 @@
 """How a function is run on the replicas."""
 
 from replicax.execution._audit import Rehearsal, audit_functions
-from replicax.execution._comparison import AuditReport, Difference
+from replicax.execution._comparison import AuditDifference, AuditReport
 from replicax.execution._compiled_runs import CompiledRuns
 from replicax.execution._compiling import CompilingExecutor
 from replicax.execution._direct import DirectExecutor
@@ -18,10 +18,10 @@ from replicax.execution._pulling import Element, NotOneProgram
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 
 __all__ = [
+    "AuditDifference",
     "AuditReport",
     "CompiledRuns",
     "CompilingExecutor",
-    "Difference",
     "DirectExecutor",
     "EagerExecutor",
     "Element",

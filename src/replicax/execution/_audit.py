@@ -4,37 +4,78 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
+
+import jax
 
 from replicax import _context, _nest, cluster
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument
-from replicax.execution._comparison import AuditReport, Comparison, Difference
+from replicax.execution._comparison import (
+    AuditDifference,
+    AuditReport,
+    Comparison,
+    Tolerance,
+)
 from replicax.execution._state_lifting import Lifted
 from replicax.input import DistributedIterator
 from replicax.variables import Transaction, Variable
 
-_every = 0  # 0: never
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Sampling:
+    """Which calls of functions are audited, and how: what `audit_functions` was last told."""
+
+    every: int
+    tolerance: Tolerance
 
 
-def audit_functions(every: int | None) -> None:
-    """Audit every n-th call of each `rx.function`, its first one included; None ends that.
+_sampling: _Sampling | None = None
+
+
+def audit_functions(
+    every: int | None, *, rtol: float | None = None, atol: float | None = None
+) -> None:
+    """Audit the next call of each `rx.function` and every n-th after it; None ends that.
 
     A call whose compiled results differ from the eager ones raises `rx.errors.AuditFailed`. See
     `rx.audit`; this is for continuous integration, and for first runs on new hardware.
+
+    Args:
+      every: Audit one call in so many; 1 audits each.
+      rtol: The relative difference that is allowed; by default what rounding explains.
+      atol: The difference that is allowed whatever the elements are.
     """
-    global _every
-    if every is not None and (not isinstance(every, int) or every < 1):
+    global _sampling
+    if every is None:
+        _sampling = None
+        return
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise InvalidArgument(
             f"`every` must be a whole number from 1 on, or None; got {every!r}. 1 audits each call."
         )
-    _every = every or 0
+    _sampling = _Sampling(every, Tolerance(rtol, atol))
 
 
-def is_sampled(call: int) -> bool:
-    """Whether the call of a function with this number, from 0 on, is to be audited."""
-    return _every > 0 and call % _every == 0
+@final
+class Samples:
+    """The calls of one function, of which some are audited."""
+
+    def __init__(self) -> None:
+        self._sampling: _Sampling | None = None
+        self._calls = 0
+
+    def next(self) -> Tolerance | None:
+        """Count a call; return how to audit it, or None if it is not to be audited."""
+        sampling = _sampling
+        if sampling is None:
+            return None
+        if sampling is not self._sampling:
+            self._sampling, self._calls = sampling, 0
+        self._calls += 1
+        return sampling.tolerance if (self._calls - 1) % sampling.every == 0 else None
 
 
 def audit_program(
@@ -42,7 +83,7 @@ def audit_program(
     program: Lifted,
     as_python: Callable[[], Nest],
     compiled: Callable[[], Nest],
-    rtol: float | None,
+    tolerance: Tolerance,
 ) -> AuditReport:
     """Run both from the same state, and leave the state that `compiled` makes.
 
@@ -51,21 +92,21 @@ def audit_program(
       program: The program that `compiled` is going to run.
       as_python: Calls the function eagerly, in the context of the caller.
       compiled: Calls it compiled.
-      rtol: The relative difference that is allowed; by default, by dtype.
+      tolerance: How much may differ.
     """
     rehearsed, states = _rehearse(program, as_python)
     result = compiled()
-    comparison = Comparison(rtol)
+    comparison = Comparison(tolerance)
     comparison.outputs(result, rehearsed)
     for variable, state in states.items():
-        comparison.variable(variable, state)
+        comparison.states(f"variable {variable.name!r}", variable.state, state)
     differences = comparison.differences
     if program.topology is not None and program.topology.spans_processes:
         # All workers come to the same end: one that raised alone would be lost to the others.
         found = [asdict(difference) for difference in differences]
         everyones = cluster.current().meet(f"the audit of `{name}`", found)
         differences = [
-            Difference(**{**each, "name": f"{each['name']} on worker {worker}"})
+            AuditDifference(**{**each, "name": f"{each['name']} on worker {worker}"})
             for worker, theirs in enumerate(everyones)
             for each in theirs
         ]
@@ -75,34 +116,29 @@ def audit_program(
 def _rehearse(program: Lifted, as_python: Callable[[], Nest]) -> tuple[Nest, dict[Variable, Any]]:
     """Run the function eagerly and undo it; return its result and the states that it made."""
     transaction = Transaction()
-    # Those of the program too: what another library writes to its variables by itself passes by
-    # the transaction.
-    before = {variable: variable.state for variable in (*program.written, *program.read)}
-    frame = replace(
-        _context.current(),
-        as_python=True,
-        runs=None,
-        transaction=transaction,
-        rehearsal=Rehearsal(),
-    )
+    touched = (*program.written, *program.read)
+    # What another library writes to its variables by itself passes by the transaction.
+    kept_elsewhere = {each: each.state for each in touched if not each.reusable}
+    frame = replace(_context.current(), runs=None, transaction=transaction, rehearsal=Rehearsal())
     try:
-        with _context.entered(frame):
-            try:
-                result = as_python()
-            except Exception as error:
-                error.add_note("Raised by the eager run of an audit, of which nothing is left.")
-                raise
-        touched = {**before, **dict.fromkeys(transaction.written)}
-        return result, {variable: variable.state for variable in touched}
+        # Without `jax.jit`: a program for the gradient alone may be as wrong as the whole one, and
+        # loops of JAX whose bodies write to variables run as Python only so.
+        with _context.entered(frame), jax.disable_jit():
+            result = as_python()
+        written = dict.fromkeys((*program.written, *kept_elsewhere, *transaction.written))
+        return result, {variable: variable.state for variable in written}
+    except Exception as error:
+        error.add_note("Raised by the eager run of an audit; its changes have been undone.")
+        raise
     finally:
         transaction.roll_back()
-        for variable, state in before.items():
+        for variable, state in kept_elsewhere.items():
             variable.restore_state(state)
 
 
 @final
 class Rehearsal:
-    """Gives a function the elements of iterators, and leaves them there for the next run."""
+    """A run whose effects are undone: it is shown elements of iterators, which stay there."""
 
     def __init__(self) -> None:
         self._seen: Counter[DistributedIterator] = Counter()

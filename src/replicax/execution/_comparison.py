@@ -11,13 +11,9 @@ import numpy as np
 
 from replicax import _nest
 from replicax._typing import Nest
+from replicax.errors import InvalidArgument
 from replicax.values import DistributedValues
-from replicax.variables import Variable
 
-# Of the distance from 1 to the next number that a dtype has. The two executions add in different
-# orders; this exponent gives 4e-10 for float64, 7e-5 for float32, 0.016 for float16 and 0.054 for
-# bfloat16.
-_EXPONENT = 0.6
 _MOST_SHOWN = 20
 
 _Copies = tuple[np.ndarray, ...]  # one for each local replica, or the one there is
@@ -25,7 +21,37 @@ _Copies = tuple[np.ndarray, ...]  # one for each local replica, or the one there
 
 @final
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Tolerance:
+    """How much numbers may differ.
+
+    Args:
+      rtol: Relative to the largest element of an array; None for what rounding explains.
+      atol: Whatever the elements are.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("rtol", self.rtol), ("atol", self.atol)):
+            if value is not None and not value >= 0:  # NaN is neither
+                raise InvalidArgument(f"`{name}` must be a number from 0 on; got {value!r}.")
+
+    def bound(self, dtype: Any, scale: float) -> float:
+        """Return the largest difference that is allowed between numbers up to `scale`.
+
+        The two executions add in different orders. The exponent gives 4e-10 for float64, 7e-5 for
+        float32, 0.016 for float16 and 0.054 for bfloat16. What ought to be zero is the rounding
+        error of larger numbers, so that numbers up to the same bound count as that large.
+        """
+        usual = float(jnp.finfo(dtype).eps) ** 0.6
+        relative = usual * max(scale, usual) if self.rtol is None else self.rtol * scale
+        return max(relative, self.atol or 0.0)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AuditDifference:
     """An output or a variable that is not the same compiled and eager.
 
     Args:
@@ -59,14 +85,14 @@ class AuditReport:
 
     Args:
       function: The name of the function.
-      compared: How many arrays were compared.
+      compared: How many arrays were compared on this worker.
       differences: What was not the same, on any worker.
       result: What the compiled function returned.
     """
 
     function: str
     compared: int
-    differences: tuple[Difference, ...]
+    differences: tuple[AuditDifference, ...]
     result: Nest
 
     @property
@@ -76,77 +102,78 @@ class AuditReport:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"`{self.function}`: compiled and eager agree on {self.compared} arrays"
+            return f"`{self.function}`: compiled and eager agree; arrays compared: {self.compared}"
         shown = [str(difference) for difference in self.differences[:_MOST_SHOWN]]
         if more := len(self.differences) - len(shown):
             shown.append(f"and {more} more")
         return (
-            f"`{self.function}`: compiled and eager differ in {len(self.differences)} of "
-            f"{self.compared} arrays:\n  " + "\n  ".join(shown) + "\nThe state is that of the "
-            "compiled function. If the difference is more than rounding can explain, run "
-            "`replicax doctor`, which knows versions of jaxlib that compute wrong numbers."
+            f"`{self.function}`: compiled and eager differ; arrays compared: {self.compared}\n  "
+            + "\n  ".join(shown)
+            + "\nThe state is that of the compiled function. If the difference is more than "
+            "rounding can explain, run `replicax doctor`, which knows versions of jaxlib that "
+            "compute wrong numbers."
         )
 
 
 @final
 class Comparison:
-    """Collects what differs."""
+    """What differs between the outputs and states of two runs."""
 
-    def __init__(self, rtol: float | None) -> None:
-        self._rtol = rtol
+    def __init__(self, tolerance: Tolerance) -> None:
+        self._tolerance = tolerance
         self.compared = 0
-        self.differences: list[Difference] = []
+        self.differences: list[AuditDifference] = []
 
     def outputs(self, compiled: Nest, eager: Nest) -> None:
+        """Compare what the two returned."""
         ours, structure = _nest.flatten_with_paths(compiled, handed=True)
         theirs, other = _nest.flatten(eager, handed=True)
         if structure != other:
-            reason = f"has the structure {structure} compiled and {other} eagerly"
-            self.differences.append(Difference("the output", "", np.inf, 0.0, reason))
+            self._add("the output", f"has the structure {structure} compiled and {other} eagerly")
             return
         for (path, mine), yours in zip(ours, theirs, strict=True):
-            self._arrays(f"output{path}", _components(mine), _components(yours))
+            if isinstance(mine, (str, bytes)) and mine != yours:
+                self._add(f"output{path}", "is another text compiled and eagerly")
+            elif isinstance(mine, _NUMBERS) or isinstance(yours, _NUMBERS):
+                self.states(f"output{path}", mine, yours)
 
-    def variable(self, variable: Variable, eager_state: Any) -> None:
-        compiled = _copies(variable)
-        state = variable.state
-        variable.restore_state(eager_state)
-        eager = _copies(variable)
-        variable.restore_state(state)
-        self._arrays(f"variable {variable.name!r}", compiled, eager)
-
-    def _arrays(self, name: str, compiled: _Copies, eager: _Copies) -> None:
-        if len(eager) == 1:  # eager replicas that return one object return it as one value
-            eager = eager * len(compiled)
-        if len(compiled) != len(eager):
-            reason = f"has {len(compiled)} component(s) compiled and {len(eager)} eagerly"
-            self.differences.append(Difference(name, "", np.inf, 0.0, reason))
+    def states(self, name: str, compiled: Any, eager: Any) -> None:
+        """Compare arrays, or values with an array for each local replica."""
+        ours, theirs = _components(compiled), _components(eager)
+        # Of an object that all eager replicas return, there is one.
+        if len(theirs) == 1 and ours:
+            theirs = theirs * len(ours)
+        if len(ours) != len(theirs):
+            self._add(name, f"has {len(ours)} array(s) compiled and {len(theirs)} eagerly")
             return
-        for index, (mine, yours) in enumerate(zip(compiled, eager, strict=True)):
+        for index, (mine, yours) in enumerate(zip(ours, theirs, strict=True)):
             self.compared += 1
-            whose = f"{name} of local replica {index}" if len(compiled) > 1 else name
-            difference = compare(whose, mine, yours, self._rtol)
+            whose = f"{name} of local replica {index}" if len(ours) > 1 else name
+            difference = compare(whose, mine, yours, self._tolerance)
             if difference is not None:
                 self.differences.append(difference)
 
+    def _add(self, name: str, reason: str) -> None:
+        self.differences.append(AuditDifference(name, "", np.inf, 0.0, reason))
+
 
 def compare(
-    name: str, compiled: np.ndarray, eager: np.ndarray, rtol: float | None
-) -> Difference | None:
-    """Return how two arrays differ, or None if rounding explains it.
+    name: str, compiled: np.ndarray, eager: np.ndarray, tolerance: Tolerance
+) -> AuditDifference | None:
+    """Return how two arrays differ, or None if the tolerance allows it.
 
-    Numbers that are not floating-point have to be equal. For the others the difference may be
-    `rtol` times the largest element: small elements of sums are rounded like the large ones.
+    Numbers that are not floating-point must be equal. For the others the bound is relative to the
+    largest element: small elements of sums are rounded like the large ones.
 
     >>> import numpy as np
-    >>> from replicax.execution._comparison import compare
-    >>> print(compare("loss", np.float32(1.0), np.float32(1.01), None))
+    >>> from replicax.execution._comparison import Tolerance, compare
+    >>> print(compare("loss", np.float32(1.0), np.float32(1.01), Tolerance()))
     loss differs by 0.01; rounding explains 7.08e-05 in float32
     """
     if (compiled.shape, compiled.dtype) != (eager.shape, eager.dtype):
         mine, yours = (f"{array.dtype}{list(array.shape)}" for array in (compiled, eager))
         reason = f"is {mine} compiled and {yours} eagerly"
-        return Difference(name, str(compiled.dtype), np.inf, 0.0, reason)
+        return AuditDifference(name, str(compiled.dtype), np.inf, 0.0, reason)
     inexact = jnp.issubdtype(compiled.dtype, jnp.inexact)
     unequal = compiled != eager
     if inexact:
@@ -155,40 +182,26 @@ def compare(
         return None
     wide = np.complex128 if np.iscomplexobj(compiled) else np.float64
     mine, yours = compiled.astype(wide), eager.astype(wide)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         apart = np.abs(mine - yours)[unequal]
     largest = float(np.where(np.isfinite(apart), apart, np.inf).max())
     sizes = np.abs([mine, yours])
     scale = float(np.where(np.isfinite(sizes), sizes, 0.0).max())
-    bound = _bound(compiled.dtype, scale, rtol) if inexact else 0.0
-    if largest <= bound:
+    bound = tolerance.bound(compiled.dtype, scale) if inexact else 0.0
+    if inexact and largest <= bound:
         return None
-    return Difference(name, str(compiled.dtype), largest, bound)
-
-
-def _bound(dtype: Any, scale: float, rtol: float | None) -> float:
-    """Return the largest difference of numbers up to `scale` that rounding explains."""
-    if rtol is not None:
-        return rtol * scale
-    epsilon = float(jnp.finfo(dtype).eps)
-    # What ought to be zero is the rounding error of what it was computed from.
-    return max(epsilon**_EXPONENT * scale, epsilon)
+    return AuditDifference(name, str(compiled.dtype), largest, bound)
 
 
 def _components(value: Any) -> _Copies:
-    """Return the numbers in an output; none for a variable, which is compared by itself."""
     parts = value.values if isinstance(value, DistributedValues) else (value,)
-    return tuple(_numbers(part) for part in parts if isinstance(part, _NUMBERS))
+    return tuple(_array(part) for part in parts if isinstance(part, _NUMBERS))
 
 
-def _copies(variable: Variable) -> _Copies:
-    return tuple(_numbers(copy.value) for copy in variable.values)
+_NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, DistributedValues)
 
 
-_NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
-
-
-def _numbers(value: Any) -> np.ndarray:
+def _array(value: Any) -> np.ndarray:
     array = jnp.asarray(value)  # a Python number has the dtype that a program gives it
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)

@@ -50,7 +50,7 @@ class CompilingExecutor(Executor):
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
-        if runs_as_python(frame):
+        if frame.uneven or runs_as_python(frame):
             return self._eager.run(strategy, frame, fn, args, kwargs)
         try:
             return self.prepared(fn).run_by(strategy, frame, args, kwargs)

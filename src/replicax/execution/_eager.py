@@ -61,7 +61,7 @@ class EagerExecutor(Executor):
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
-        if not frame.as_python:
+        if not frame.uneven and frame.rehearsal is None:
             self._hint(fn)
         with all_or_nothing(frame) as frame:
             results = _Round(strategy, frame, fn, args, kwargs).play()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final, overload
 import jax
 from jax.extend.core import get_opaque_trace_state
 
-from replicax import _bridges, _context
+from replicax import _bridges, _context, _nest
 from replicax._context import Frame, Kind
 from replicax._typing import Nest
 from replicax.errors import (
@@ -22,8 +22,8 @@ from replicax.errors import (
     InvalidType,
     PerformanceHint,
 )
-from replicax.execution._audit import audit_program, is_sampled
-from replicax.execution._comparison import AuditReport
+from replicax.execution._audit import Samples, audit_program
+from replicax.execution._comparison import AuditReport, Tolerance
 from replicax.execution._compiled_runs import CompiledRuns
 from replicax.execution._input_signature import conformed
 from replicax.execution._pulling import (
@@ -69,7 +69,7 @@ def runs_as_python(frame: Frame) -> bool:
     """Whether a compiled function is called as Python here, as part of something larger."""
     return (
         _eagerly
-        or frame.as_python
+        or frame.rehearsal is not None
         or frame.program is not None
         or frame.overlay is not None
         or (frame.kind is Kind.REPLICA and frame.strategy is not None)
@@ -91,7 +91,7 @@ class Function:
         self._runs = CompiledRuns(Function)
         self._warned = False
         self._uneven_calls = 0
-        self._calls = 0
+        self._samples = Samples()
         self._last_signature: Signature | None = None
         self._memory: dict[Any, Any] = {}  # of the bridges to other libraries
 
@@ -141,19 +141,20 @@ class Function:
         program, arrays = self._program(signature, arrays, take=False)
         return self._compiled(program).trace(arrays)
 
-    def audit(self, args: tuple[Any, ...], kwargs: Any, rtol: float | None) -> AuditReport:
-        """A call, compiled and eager from the same state; see `rx.audit`."""
+    def audit(self, args: tuple[Any, ...], kwargs: Any, tolerance: Tolerance) -> AuditReport:
+        """Call it compiled and eagerly from the same state; see `rx.audit`."""
         frame = _context.current()
         if self.is_inlined(frame):
             raise ContextError(
                 f"`{self.__name__}` was to be audited where functions run as Python, and there is "
                 f"nothing to compare. Current context: {frame}. Call `rx.audit` outside of `run` "
-                "and of other functions, and without `rx.config.run_functions_eagerly`."
+                "and of other functions, without `rx.config.run_functions_eagerly` and "
+                "`jax_debug_nans`."
             )
         if self.input_signature is not None:
             args = conformed(self.__name__, self.input_signature, args, kwargs)
         program = self._compiled(self._program_of(None, frame, args, kwargs))
-        return self._audited(program, None, frame, args, kwargs, rtol)
+        return self._audited(program, None, frame, args, kwargs, tolerance)
 
     def _compiled(self, program: Lifted | _AsPython) -> Lifted:
         if isinstance(program, _AsPython):
@@ -168,11 +169,11 @@ class Function:
     ) -> Any:
         if self.input_signature is not None:
             args = conformed(self.__name__, self.input_signature, args, kwargs)
-        number, self._calls = self._calls, self._calls + 1
-        if is_sampled(number):
+        tolerance = self._samples.next()
+        if tolerance is not None:
             program = self._program_of(strategy, frame, args, kwargs)
             if isinstance(program, Lifted):
-                report = self._audited(program, strategy, frame, args, kwargs, None)
+                report = self._audited(program, strategy, frame, args, kwargs, tolerance)
                 if not report.ok:
                     raise AuditFailed(report)
                 return report.result
@@ -181,8 +182,9 @@ class Function:
     def _program_of(
         self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
     ) -> Lifted | _AsPython:
-        """What a call is going to run; no element of an iterator is taken."""
+        """Return what a call is going to run, without taking elements of iterators."""
         signature, arrays = self._signature(strategy, frame, args, kwargs)
+        self._require_numbers(arrays)
         return self._program(signature, arrays, take=False)[0]
 
     def _audited(
@@ -192,25 +194,28 @@ class Function:
         frame: Frame,
         args: tuple[Any, ...],
         kwargs: Any,
-        rtol: float | None,
+        tolerance: Tolerance,
     ) -> AuditReport:
+        def rehearsed() -> Nest:
+            # In containers of its own, which the function may change.
+            own = _nest.transform(lambda leaf: leaf, (args, kwargs), handed=True)
+            if strategy is not None:
+                return strategy.run(self.python_function, *own)
+            return _bridges.surrounded(self.python_function)(*own[0], **own[1])
+
         return audit_program(
             self.__name__,
             program,
-            lambda: self._run_python(strategy, args, kwargs),
+            rehearsed,
             lambda: self._execute(strategy, frame, args, kwargs),
-            rtol,
+            tolerance,
         )
 
     def _execute(
         self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         signature, arrays = self._signature(strategy, frame, args, kwargs)
-        if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
-            raise InvalidType(
-                f"`{self.__name__}` was called with a `jax.ShapeDtypeStruct`, which has no "
-                "numbers. Only `lower` and `trace` take one."
-            )
+        self._require_numbers(arrays)
         program, arrays = self._program(signature, arrays)
         if isinstance(program, Lifted):
             return program(arrays)
@@ -220,14 +225,18 @@ class Function:
         else:
             # Replicas that differ in shape are no single program: each runs by itself, exactly.
             self._warn_of_uneven_shares()
-            frame = replace(frame, as_python=True, runs=None)
+            frame = replace(frame, uneven=True, runs=None)
         with _context.entered(frame):
-            return self._run_python(strategy, args, kwargs)
+            if strategy is None:
+                return self.python_function(*args, **kwargs)
+            return strategy.run(self.python_function, args, kwargs)
 
-    def _run_python(self, strategy: StrategyLike | None, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if strategy is None:
-            return self.python_function(*args, **kwargs)
-        return strategy.run(self.python_function, args, kwargs)
+    def _require_numbers(self, arrays: Sequence[Any]) -> None:
+        if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
+            raise InvalidType(
+                f"`{self.__name__}` was called with a `jax.ShapeDtypeStruct`, which has no "
+                "numbers. Only `lower` and `trace` take one."
+            )
 
     def _signature(
         self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
@@ -308,7 +317,7 @@ class Function:
                 "replicas' shares had different shapes, or held strings. Compiled it is faster: "
                 "use a global batch that divides by the number of replicas, and arrays of numbers.",
                 PerformanceHint,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _warn_of_retracing(self, reason: str) -> None:
@@ -320,7 +329,7 @@ class Function:
             f"last time because {reason}. Pass numbers that change as arrays (`jnp.asarray(x)`), "
             "and batches of one size.",
             PerformanceHint,
-            stacklevel=5,
+            stacklevel=7,
         )
 
     def __repr__(self) -> str:
@@ -392,19 +401,25 @@ def function(fn: Callable[..., Any] | None = None, *, input_signature: Any = Non
 
 
 def audit(
-    function: Callable[..., Any], *args: Any, rtol: float | None = None, **kwargs: Any
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    **kwargs: Any,
 ) -> AuditReport:
     """Call a function compiled and eagerly from the same state, and compare what comes out.
 
     Every output and every variable is compared. The state afterwards is that of the compiled call,
-    and elements are taken from iterators once. The function has to be one that can be called
-    twice: what it does besides computing (prints, lists that it appends to) happens twice.
+    and elements are taken from iterators once. The function is called once more than without an
+    audit: what it does besides computing, such as printing, it does once more.
 
     Args:
-      function: An `rx.function`, or a function that is to be made one.
+      function: An `rx.function`, or a function that is to be compiled.
       *args: Its arguments.
       rtol: The difference that is allowed, relative to the largest element of an array; by
         default what rounding explains, by dtype.
+      atol: The difference that is allowed whatever the elements are.
       **kwargs: Its keyword arguments.
 
     Returns:
@@ -418,11 +433,13 @@ def audit(
     ... def step(x):
     ...     return strategy.run(lambda x: total.assign_add(x) * 2, args=(x,))
     >>> print(rx.audit(step, jnp.float32(1.0)))
-    `step`: compiled and eager agree on 4 arrays
+    `step`: compiled and eager agree; arrays compared: 4
     >>> float(total)
     2.0
     """
     if isinstance(function, FunctionOfInstance):
         function, args = function.function, (function.instance, *args)
+    if not callable(function):
+        raise InvalidType(f"`rx.audit` calls a function; got {function!r}.")
     compiled = function if isinstance(function, Function) else Function(function)
-    return compiled.audit(args, kwargs, rtol)
+    return compiled.audit(args, kwargs, Tolerance(rtol, atol))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from replicax import _context
+from replicax import _context, _nest
 from replicax._context import Kind
 from replicax._enums import ReduceOp
 from replicax._nest import Whole
@@ -101,6 +101,7 @@ class ReplicaContext:
         self._local_index = local_index
         self._num_replicas = num_replicas
         self._devices = devices
+        self._reduced: list[jax.Array] = []  # what `all_reduce` has returned here
 
     @property
     def strategy(self) -> Any:
@@ -175,7 +176,14 @@ class ReplicaContext:
                 collective, lambda _, cotangents: differentiable(cotangents), arrays
             )
 
-        return jax.tree.unflatten(structure, differentiable(leaves))
+        results = differentiable(leaves)
+        if self._num_replicas > 1:  # the context of the default strategy stays for ever
+            self._reduced += results
+        return jax.tree.unflatten(structure, results)
+
+    def has_reduced(self, value: Any) -> bool:
+        """Whether `value` is itself a result of `all_reduce` on this replica."""
+        return any(value is result for result in self._reduced)
 
     def all_gather(
         self,
@@ -271,7 +279,8 @@ class ReplicaContext:
         return self._merger.merge(self._local_index, meeting)
 
     def _numeric_leaves(self, value: Nest, method: str) -> tuple[list[jax.Array], Any]:
-        leaves, structure = jax.tree.flatten(value)
+        leaves, structure = _nest.flatten(value)
+        leaves = [leaf.value if isinstance(leaf, Variable) else leaf for leaf in leaves]
         for leaf in leaves:
             if not isinstance(leaf, Tracer):
                 require_numeric(leaf, method)

@@ -10,6 +10,8 @@ import grain
 import jax
 import numpy as np
 
+from replicax import _nest
+from replicax._containers import opened
 from replicax._typing import Nest
 from replicax.input._memory import is_private, private_copy, private_rows
 from replicax.input._splitting import count_rows
@@ -25,7 +27,8 @@ class ArrayDataset(grain.MapDataset):
 
     def __init__(self, arrays: Nest, seed: int | None = None) -> None:
         super().__init__()
-        leaves, structure = jax.tree.flatten(arrays, is_leaf=_is_row_of_numbers)
+        nest = opened(arrays, data_only=False, is_leaf=_is_row_of_numbers)
+        leaves, structure = jax.tree.flatten(nest, is_leaf=_is_row_of_numbers)
         leaves = [_kept(np.asanyarray(leaf)) for leaf in leaves]
         self._arrays = jax.tree.unflatten(structure, leaves)
         self._length = count_rows(leaves, structure)
@@ -41,12 +44,12 @@ class ArrayDataset(grain.MapDataset):
         epoch, row = divmod(index, self._length)
         if self._seed is not None:
             row = self._order(epoch)[row]
-        return jax.tree.map(lambda array: array[row], self._arrays)
+        return _nest.transform(lambda array: array[row], self._arrays)
 
     def slice(self, sl: slice) -> grain.MapDataset:
         if self._seed is not None:
             return super().slice(sl)
-        return ArrayDataset(jax.tree.map(lambda array: array[sl], self._arrays))
+        return ArrayDataset(_nest.transform(lambda array: array[sl], self._arrays))
 
     def shuffle(self, seed: int | None = None) -> grain.MapDataset:
         """Another order every epoch, the same one for the same seed."""
@@ -68,9 +71,9 @@ class ArrayDataset(grain.MapDataset):
     def rows(self, epoch: int, start: int, stop: int) -> Nest:
         """Rows of an epoch, one after the other."""
         if self._seed is None:
-            return jax.tree.map(lambda array: array[start:stop], self._arrays)
+            return _nest.transform(lambda array: array[start:stop], self._arrays)
         order = self._order(epoch)[start:stop]
-        return jax.tree.map(lambda array: private_rows(array, order), self._arrays)
+        return _nest.transform(lambda array: private_rows(array, order), self._arrays)
 
     def _order(self, epoch: int) -> np.ndarray:
         """The rows of an epoch; two epochs are kept, for readers that are at the end of one."""
@@ -122,6 +125,8 @@ def _kept(array: np.ndarray) -> np.ndarray:
 
 def _is_row_of_numbers(node: Any) -> bool:
     """A list of numbers is an array, as for TensorFlow; one of arrays is a nest."""
-    return isinstance(node, list) and jax.tree.all(
-        jax.tree.map(lambda leaf: np.ndim(leaf) == 0 and not isinstance(leaf, np.ndarray), node)
+    numbers = (bool, int, float, complex, str, bytes, np.generic)
+    return isinstance(node, list) and all(
+        isinstance(leaf, numbers) or (isinstance(leaf, jax.Array) and not leaf.ndim)
+        for leaf in jax.tree.leaves(node)
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, final
 
-import jax
-
+from replicax import _nest
 from replicax._typing import Nest
 from replicax.cluster import Progress
 
@@ -92,4 +91,4 @@ class FromMemory:
 def _apart(prepared: Prepared) -> Prepared:
     """The same arrays in containers of their own, which the user may change."""
     element, state = prepared
-    return jax.tree.map(lambda leaf: leaf, element), state
+    return _nest.transform(lambda leaf: leaf, element), state

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, final
 
-import jax
 import numpy as np
 
 from replicax.errors import InvalidArgument, StructureMismatch
-from replicax.input._source import Reader, Source, fields_of
+from replicax.input._source import Reader, Source, arrays_of, fields_of
 from replicax.input._splitting import Bounds, Workers, count_rows, shares
 from replicax.values import Shape
 
@@ -111,8 +110,7 @@ class SplittingFeed(Feed):
         return step
 
     def _begin_batch(self, rows_done: int = 0, steps_done: int = 0) -> None:
-        leaves, structure = jax.tree.flatten(self._reader.read())
-        leaves = [np.asarray(leaf) for leaf in leaves]
+        leaves, structure = arrays_of(self._reader.read())
         rows = count_rows(leaves, structure)
         self._check(structure, leaves)
         self._after_batch = self._reader.get_state()
@@ -179,8 +177,7 @@ class TakingFeed(Feed):
             reader.close()
             self._readers[index] = None
             return None
-        leaves, structure = jax.tree.flatten(element)
-        leaves = [np.asarray(leaf) for leaf in leaves]
+        leaves, structure = arrays_of(element)
         self._check(structure, leaves)
         return leaves
 

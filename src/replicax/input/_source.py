@@ -7,12 +7,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import islice
 from typing import Any, final
 
-import jax
 import numpy as np
 
+from replicax import _nest
 from replicax._enums import AutoShardPolicy
 from replicax._typing import Nest
-from replicax.errors import InvalidArgument, StructureMismatch
+from replicax.errors import InvalidArgument, InvalidType, StructureMismatch
 
 
 class CannotShardByFile(Exception):
@@ -165,7 +165,7 @@ class _BatchingReader(Reader):
             except StopIteration:
                 break
         try:
-            return jax.tree.map(lambda *columns: np.stack(columns), *rows)
+            return _nest.transform(lambda *columns: np.stack(columns), *rows)
         except ValueError as error:
             raise StructureMismatch(
                 "The examples of a batch have to be of one kind and shape; got "
@@ -181,4 +181,20 @@ class _BatchingReader(Reader):
 
 
 def _kind(example: Nest) -> str:
-    return str(jax.tree.map(np.shape, example))
+    return str(_nest.transform(np.shape, example))
+
+
+def arrays_of(element: Nest) -> tuple[list[np.ndarray], Any]:
+    """Return the arrays of an element and its structure; refuse what no array can hold."""
+    leaves, structure = _nest.flatten(element)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    for index, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
+        if array.dtype == object and not isinstance(leaf, np.ndarray):
+            path = _nest.flatten_with_paths(element)[0][index][0]
+            raise InvalidType(
+                f"An element of a dataset has a {type(leaf).__module__}.{type(leaf).__qualname__} "
+                f"at {path or 'its top'}, which is neither an array, a number nor a string. Leave "
+                "it out or make arrays of it; a class that holds arrays can be registered with "
+                "`jax.tree_util.register_pytree_node`."
+            )
+    return arrays, structure

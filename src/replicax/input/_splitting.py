@@ -10,6 +10,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
+from replicax import _nest
 from replicax.errors import ShapeMismatch
 from replicax.topology import Topology
 
@@ -89,8 +90,8 @@ def count_rows(arrays: Sequence[np.ndarray], structure: Any) -> int:
     sizes = {array.shape[:1] for array in arrays}
     if len(sizes) == 1 and () not in sizes:
         return next(iter(sizes))[0]
-    named = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(structure, arrays))
-    shapes = [f"{jax.tree_util.keystr(path) or 'array'}: {leaf.shape}" for path, leaf in named]
+    named, _ = _nest.flatten_with_paths(jax.tree.unflatten(structure, arrays))
+    shapes = [f"{path or 'array'}: {leaf.shape}" for path, leaf in named]
     if not arrays:
         problem = "A batch has no arrays"
     elif () in sizes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -10,11 +11,20 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from replicax import checkpoint
+from replicax import _nest, checkpoint
 from replicax._enums import ReduceOp, VariableAggregation
+from replicax._typing import Nest
 from replicax.checkpoint import Deferred, NameOf, TakenApart
 from replicax.collectives import CommunicationOptions
-from replicax.errors import ForeignValue, InvalidArgument, InvalidType, ShapeMismatch
+from replicax.errors import (
+    ForeignValue,
+    InvalidArgument,
+    InvalidType,
+    ShapeMismatch,
+    StructureMismatch,
+    SummedTwice,
+)
+from replicax.execution import ReplicaContext
 from replicax.strategies import Strategy, get_replica_context, get_strategy
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica
@@ -68,6 +78,7 @@ class Optimizer:
         self._structure: Any = None
         self._slot_paths: list[Any] = []
         self._restored: tuple[Deferred, NameOf] | None = None
+        self._warned = False
         self._iterations = Variable(
             0,
             trainable=False,
@@ -86,33 +97,75 @@ class Optimizer:
         """The optimizer's own state: the iterations, and the slots once there are any."""
         return (self._iterations, *self._slots)
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> None:
-        """Changes the variables by their gradients.
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Variable]] | Nest,
+        params: Nest = None,
+        *,
+        name: str | None = None,
+        skip_gradients_aggregation: bool | None = None,
+        experimental_aggregate_gradients: bool | None = None,
+    ) -> None:
+        """Change the variables by their gradients.
 
         In replica context the replicas meet, and their gradients are summed first. In
         cross-replica context the gradients are taken as they are.
 
         Args:
-          grads_and_vars: Pairs of a gradient and its variable; the same variables every time.
+          grads_and_vars: Pairs of a gradient and its variable; the same variables every time. With
+            `params`, a nest of gradients.
+          params: A nest of variables, of the structure of the gradients.
+          name: Accepted for the sake of programs written for the reference.
+          skip_gradients_aggregation: Whether the gradients are the same on all replicas already,
+            because they were summed by `all_reduce`, and clipped perhaps. By default they are not.
+          experimental_aggregate_gradients: The older way to say it: False is the same as
+            `skip_gradients_aggregation=True`.
         """
-        gradients, variables = self._checked(list(grads_and_vars))
+        del name
+        pairs = list(grads_and_vars) if params is None else _paired(grads_and_vars, params)
+        gradients, variables = self._checked(pairs)
+        skip = _skips(skip_gradients_aggregation, experimental_aggregate_gradients)
         replica = get_replica_context()
         if replica is None or replica.strategy is not get_strategy():
             self._apply(gradients, variables)
             return
+        if skip is None:
+            self._warn_of_reduced(replica, gradients, variables)
         replica.merge(
             f"apply_gradients of {self._name!r} to {_names(variables)}",
-            functools.partial(self._sum_and_apply, variables=variables),
+            functools.partial(self._merge_and_apply, variables=variables, skip=bool(skip)),
             gradients,
             subjects=(self, *variables),
         )
 
-    def _sum_and_apply(
-        self, strategy: Strategy, *gradients: PerReplica, variables: Sequence[Variable]
+    def _merge_and_apply(
+        self,
+        strategy: Strategy,
+        *gradients: PerReplica,
+        variables: Sequence[Variable],
+        skip: bool,
     ) -> None:
+        if skip:
+            self._apply([gradient.agreed() for gradient in gradients], variables)
+            return
         pairs = list(zip(gradients, variables, strict=True))
         reduced = strategy.extended.batch_reduce_to(ReduceOp.SUM, pairs, options=self._options)
         self._apply(reduced, variables)
+
+    def _warn_of_reduced(
+        self, replica: ReplicaContext, gradients: Sequence[Any], variables: Sequence[Variable]
+    ) -> None:
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if replica.has_reduced(gradient) and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"`apply_gradients` of {self._name!r} got a gradient of variable "
+                    f"{variable.name!r} that is a result of `all_reduce`, and sums it over the "
+                    "replicas once more. If that is not meant, say "
+                    "`apply_gradients(..., skip_gradients_aggregation=True)`; if it is, `False`.",
+                    SummedTwice,
+                    stacklevel=3,
+                )
 
     def _apply(self, gradients: Sequence[Any], variables: Sequence[Variable]) -> None:
         pairs = {
@@ -235,6 +288,28 @@ class Optimizer:
                 f"{_names([variable for _, variable in pairs])}. Add its gradients first."
             )
         return [gradient for gradient, _ in pairs], tuple(variable for _, variable in pairs)
+
+
+def _paired(gradients: Nest, params: Nest) -> list[tuple[Any, Any]]:
+    """Return the pairs of two nests of one structure."""
+    given, structure = _nest.flatten(gradients)
+    variables, other = _nest.flatten(params)
+    if structure != other:
+        raise StructureMismatch(
+            f"`apply_gradients` got gradients of the structure {structure}, and variables of the "
+            f"structure {other}. Give one gradient for each variable, in the same nest."
+        )
+    return list(zip(given, variables, strict=True))
+
+
+def _skips(skip: bool | None, aggregate: bool | None) -> bool | None:
+    """Return whether gradients are not to be summed; None if nothing was said."""
+    if skip is not None and aggregate is not None and skip == aggregate:
+        raise InvalidArgument(
+            f"`apply_gradients` got skip_gradients_aggregation={skip} and "
+            f"experimental_aggregate_gradients={aggregate}, which contradict each other. Give one."
+        )
+    return skip if aggregate is None else not aggregate
 
 
 def _like(gradient: Any, value: jax.Array, topology: Topology) -> jax.Array:

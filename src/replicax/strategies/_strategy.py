@@ -217,7 +217,7 @@ class Strategy:
             _context.cross_replica(self, "experimental_distribute_values_from_function")
         ):
             nests = [
-                jax.tree.map(
+                _nest.transform(
                     lambda leaf, home=home: _on_device(leaf, home),
                     value_fn(ValueContext(replica, topology.num_replicas)),
                 )

@@ -205,6 +205,13 @@ class PerReplica(DistributedValues):
         components = [function(component) for component in self.values]
         return PerReplica(components, topology, shapes=shapes)
 
+    def agreed(self) -> Mirrored:
+        """Return the components as one value, for replicas that are known to have the same."""
+        if self._inside and self._topology is not None:
+            assert self._array is not None
+            return Mirrored.from_array(self._array, self._topology, inside=True)
+        return Mirrored(self.values, self._topology)
+
     def array(self, topology: Topology) -> jax.Array:
         """The global array over `topology`: components one after another, scalars stacked.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax._typing import Nest
 from replicax.errors import InvalidType
-from replicax.input._source import CountingReader, Reader, Source, fields_of
+from replicax.input._source import CountingReader, Reader, Source, arrays_of, fields_of
 
 
 def recognise(dataset: Any) -> Source | None:
@@ -71,4 +71,5 @@ class _IterableSource(Source):
 
 
 def _to_numpy(element: Any) -> Nest:
-    return jax.tree.map(np.asarray, element)
+    leaves, structure = arrays_of(element)
+    return jax.tree.unflatten(structure, leaves)

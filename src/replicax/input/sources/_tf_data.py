@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
-import jax
 import numpy as np
 
+from replicax import _nest
 from replicax._enums import AutoShardPolicy
 from replicax._typing import Nest
 from replicax.errors import InexactResumption, InvalidArgument, InvalidType
@@ -155,7 +155,7 @@ def _is_unseeded(node: Any, nodes: dict[str, Any]) -> bool:
 
 
 def _to_numpy(element: Any) -> Nest:
-    return jax.tree.map(_leaf_to_numpy, element)
+    return _nest.transform(_leaf_to_numpy, element)
 
 
 def _leaf_to_numpy(leaf: Any) -> np.ndarray:

@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, final
 
-import jax
 import ml_dtypes
 import numpy as np
 
+from replicax import _nest
 from replicax._typing import Nest
 from replicax.errors import InexactResumption
 from replicax.input._source import CountingReader, Reader, Source, fields_of
@@ -109,7 +109,7 @@ def _after(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 def _to_numpy(element: Any) -> Nest:
-    return jax.tree.map(_leaf_to_numpy, element)
+    return _nest.transform(_leaf_to_numpy, element)
 
 
 def _leaf_to_numpy(leaf: Any) -> np.ndarray:

@@ -148,10 +148,6 @@ def test_update(two, three):
             two.extended.update(stranger, calls.append)
         with pytest.raises(ValueError, match="created by another strategy"):
             two.extended.update(variable, calls.append, args=(stranger,))
-    per = per_replica(two, [1.0, 2.0])
-    for args, kwargs in (((per,), {}), ((), {"x": [per]})):
-        with pytest.raises(ValueError, match=r"PerReplica argument.*reduce_to"):
-            two.extended.update(variable, calls.append, args, kwargs)
     with pytest.raises(TypeError, match="changes a variable"):
         two.extended.update(1.0, calls.append)
     with pytest.raises(TypeError, match="needs a function"):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
@@ -32,7 +33,7 @@ from replicax._typing import Nest
 from replicax.errors import CollectiveMismatch, MeetingInTrace, PerformanceHint
 from replicax.execution._executor import Executor
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
-from replicax.values import regroup, require_home, select
+from replicax.values import PerReplica, regroup, require_home, select
 from replicax.variables import all_or_nothing
 
 if TYPE_CHECKING:
@@ -256,6 +257,13 @@ class _Round(Merger):
             named = error is self._raised_together or isinstance(error, _Released)
             if len(self._players) > 1 and not named:
                 error.add_note(f"Raised in replica {replica_id} of {self._strategy!r}.")
+                if _has_empty_share((self._args, self._kwargs), index):
+                    error.add_note(
+                        f"The share of replica {replica_id} has 0 rows, because there were fewer "
+                        "rows than replicas. Write the function so that it takes none (sums "
+                        "divided by the global batch size, and no means), or leave such batches "
+                        "out: `dataset.batch(size, drop_remainder=True)`."
+                    )
                 if "incompatible devices" in str(error):  # JAX does not say where it came from
                     error.add_note(
                         "An array that the function closes over is on another replica's device, "
@@ -345,6 +353,15 @@ class _Round(Merger):
             "Every replica has to make the same collective calls, on the same variables, in the "
             "same order; look for a condition that depends on the replica or on its data."
         )
+
+
+def _has_empty_share(arguments: Nest, index: int) -> bool:
+    """Whether a replica got no rows where another one got some."""
+    return any(
+        np.shape(leaf.component(index))[:1] == (0,) and any(shape[:1] != (0,) for shape in shapes)
+        for leaf in _nest.leaves(arguments, handed=True)
+        if isinstance(leaf, PerReplica) and (shapes := leaf.known_shapes()) is not None
+    )
 
 
 def _require_numbers(meeting: Meeting, trace_state: Any) -> None:

@@ -232,6 +232,8 @@ class _InnerLevel(_Level, Merger):
         def dress(leaf: Any) -> Any:
             if isinstance(leaf, VariableRequest):
                 return PerReplica([leaf] * len(topology.local_replicas), topology)
+            if topology.num_replicas == 1 and not meeting.always_wrap:
+                return leaf
             if isinstance(leaf, Tracer) or (meeting.always_wrap and _is_numeric(leaf)):
                 return PerReplica.from_array(jnp.asarray(leaf), topology, inside=True)
             return leaf

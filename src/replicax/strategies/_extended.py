@@ -378,12 +378,14 @@ class StrategyExtended:
         """Calls `fn(copy, *args, **kwargs)` for every copy of `var`, where the copy is.
 
         Mirrored values and variables in `args` and `kwargs` reach `fn` as the copy that is there
-        too. If `fn` fails, no copy has changed.
+        too, per-replica values as the component of the replica that the copy belongs to, or of the
+        first one if there is a single copy. What differs between the replicas makes copies that
+        differ. If `fn` fails, no copy has changed.
 
         Args:
           var: A variable of this strategy.
           fn: Changes the copy it is given.
-          args: Further arguments; no per-replica values.
+          args: Further arguments.
           kwargs: Keyword arguments, likewise.
           group: Whether to merge what the calls return; else each leaf is a list, one a copy.
         """
@@ -421,17 +423,32 @@ class StrategyExtended:
     ) -> Nest:
         require_call(method, fn, args)
         arguments = (tuple(args), dict(kwargs or {}))
-        for leaf in _nest.leaves(arguments):
-            if isinstance(leaf, PerReplica):
-                raise InvalidArgument(
-                    f"`{method}` got a PerReplica argument, which has no single value for a "
-                    "variable's devices. Combine it first: `strategy.extended.reduce_to(...)`."
-                )
+        leaves = _nest.leaves(arguments)
+        differ = any(isinstance(leaf, PerReplica) for leaf in leaves)
+        if differ and len(devices) not in (1, len(self._topology.local_replicas)):
+            raise InvalidArgument(
+                f"`{method}` got a PerReplica argument with {len(self._topology.local_replicas)} "
+                f"components, for {len(devices)} copies. Combine it first: "
+                "`strategy.extended.reduce_to(...)`."
+            )
+        for leaf in leaves:
             if isinstance(leaf, Variable):
                 self._require_own(leaf, method)
         results: list[Nest] = []
         # Where every replica runs this code, each changes the one copy that is its own.
         alone = frame.program is not None and frame.program.inside
+        if differ and frame.program is not None and not alone:
+            # There a copy is a part of one array for all of them; its replica has it by itself.
+            def in_replica(args: Sequence[Nest], kwargs: Mapping[str, Nest]) -> Nest:
+                def merged(strategy: Strategy, args: Any, kwargs: Any) -> Nest:
+                    here = _context.current()
+                    return self._update(method, here, devices, fn, args, kwargs, group)
+
+                replica = _context.current().replica
+                assert replica is not None
+                return replica.merge_call(merged, (args, kwargs))
+
+            return frame.program.executor.run(self._strategy, frame, in_replica, arguments, {})
         with all_or_nothing(frame) as frame:
             for index, device in enumerate(devices[:1] if alone else devices):
                 here = replace(frame, kind=Kind.UPDATE, copy=index)
@@ -521,6 +538,8 @@ def _copy_at(leaf: Any, index: int, home: Home) -> Any:
     """What an update function on copy `index` gets for an argument."""
     if isinstance(leaf, Variable):
         return leaf.values[index] if len(leaf.values) > index else leaf.values[0]
+    if isinstance(leaf, PerReplica):
+        return place(leaf.component(index), home)
     if isinstance(leaf, Mirrored):
         local = leaf.component(index) if len(leaf.values) > index else leaf.primary
         return place(local, home)

@@ -50,11 +50,13 @@ class ValueContext:
 class RunOptions:
     """Options of `run` that the reference has for TPUs.
 
-    Shapes may differ between replicas here without asking, so both are accepted and change nothing.
+    Shapes may differ between replicas here without asking, and options of XLA are those of JAX, so
+    all are accepted and change nothing.
     """
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
 
 
 class Strategy:

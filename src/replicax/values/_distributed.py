@@ -200,7 +200,7 @@ class PerReplica(DistributedValues):
             return PerReplica.from_array(function(self._array), topology, inside=True)
         if isinstance(self._array, Tracer) and topology is not None:
             return _unstacked(jax.vmap(function)(self._stacked(self._array)), topology)
-        known = self._known_shapes()
+        known = self.known_shapes()
         shapes = None if known is None or new_shape is None else [new_shape(s) for s in known]
         components = [function(component) for component in self.values]
         return PerReplica(components, topology, shapes=shapes)
@@ -251,14 +251,15 @@ class PerReplica(DistributedValues):
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """The shape of every replica's component; asks the other workers if it is not known."""
-        known = self._known_shapes()
+        known = self.known_shapes()
         if known is None:
             settle_shapes([self], "comparing the shapes of per-replica values")
             known = self._shapes
             assert known is not None
         return known
 
-    def _known_shapes(self) -> tuple[Shape, ...] | None:
+    def known_shapes(self) -> tuple[Shape, ...] | None:
+        """The shape of every replica's component; None if only the other workers know."""
         topology = self._topology
         if self._array is not None and topology is not None:
             return (np.shape(self.samples()[0]),) * topology.num_replicas
@@ -310,15 +311,27 @@ class PerReplica(DistributedValues):
         return tuple(part.reshape(()) for part in parts) if self._scalars else parts
 
     @property
-    def __jax_array__(self) -> NoReturn:  # a property: JAX looks at it before it calls it
+    def __jax_array__(self) -> Callable[[], jax.Array]:
+        # A property: JAX looks at it before it calls it.
+        if len(self.values) == 1:
+            return lambda: jnp.asarray(self.primary)
         raise InvalidType(
             "A PerReplica value has one component a replica and cannot be used as one array. "
             "Combine it first with `strategy.reduce` or `strategy.gather`, take it apart with "
             "`strategy.experimental_local_results`, or use it inside `strategy.run`."
         )
 
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        return self.__jax_array__
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.__jax_array__(), dtype=dtype, copy=True if copy else None)
+
+    def __float__(self) -> float:
+        return float(self.__jax_array__())
+
+    def __int__(self) -> int:
+        return int(self.__jax_array__())
+
+    def __complex__(self) -> complex:
+        return complex(self.__jax_array__())
 
 
 @final
@@ -462,7 +475,7 @@ def settle_shapes(values: Sequence[PerReplica], label: str) -> None:
         if len(set(dtypes)) > 1:
             raise InvalidType(f"`{label}` needs one dtype on all replicas; got {_each(dtypes)}.")
         shapes = tuple(tuple(shape) for shape, _ in parts)
-        if value._known_shapes() not in (None, shapes):
+        if value.known_shapes() not in (None, shapes):
             raise ShapeMismatch(
                 f"`{label}` got values that are not the same on all workers: "
                 f"{describe_shapes(shapes)}. Give all workers the result of the same computation."

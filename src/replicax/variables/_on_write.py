@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax import _context
-from replicax._context import Frame, Kind
+from replicax._context import Frame
 from replicax._enums import VariableAggregation
-from replicax.errors import AggregationRequired, ContextError
+from replicax.errors import AggregationRequired
 from replicax.values import PerReplica
 from replicax.variables._variable import WRITES, Combine, Variable, _replace
 
@@ -27,7 +27,6 @@ class SyncOnWriteVariable(Variable):
 
     def _write(self, frame: Frame, combine: Combine, value: Any) -> None:
         if not self._in_replica(frame):
-            self._require_no_foreign_replica(frame)
             self._write_agreed(frame, combine, value)
             return
         self._require_aggregation(frame)
@@ -56,7 +55,6 @@ class SyncOnWriteVariable(Variable):
 
     def _agreed(self, frame: Frame, value: jax.Array) -> jax.Array:
         if not self._in_replica(frame):
-            self._require_no_foreign_replica(frame)
             return value
         self._require_aggregation(frame)
         assert frame.replica is not None
@@ -69,11 +67,4 @@ class SyncOnWriteVariable(Variable):
                 f"combine the replicas' values. Current context: {frame}. Create it with "
                 "`aggregation=rx.VariableAggregation.MEAN` (or SUM, ONLY_FIRST_REPLICA), or assign "
                 "from `merge_call` or outside `run`."
-            )
-
-    def _require_no_foreign_replica(self, frame: Frame) -> None:
-        if frame.kind is Kind.REPLICA and frame.strategy is not None:
-            raise ContextError(
-                f"Variable {self.name!r} belongs to {self._strategy!r} and cannot be written here. "
-                f"Current context: {frame}. Write it outside `run`."
             )

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _context
-from replicax._context import Frame, Kind
+from replicax._context import Frame
 from replicax._enums import VariableAggregation
-from replicax.errors import AggregationRequired, ContextError, ForeignValue, InvalidArgument
+from replicax.errors import AggregationRequired, ForeignValue, InvalidArgument
 from replicax.values import Mirrored, PerReplica, place
 from replicax.variables._copy import VariableWithCopies
 from replicax.variables._initial import from_first_worker
@@ -66,11 +66,6 @@ class SyncOnReadVariable(VariableWithCopies):
             value = value.component(index) if isinstance(value, Mirrored) else value
             self.write_copy(frame, index, combine, value)
             return
-        if frame.kind is Kind.REPLICA and frame.strategy is not None:
-            raise ContextError(
-                f"Variable {self.name!r} belongs to {self._strategy!r} and cannot be written here. "
-                f"Current context: {frame}. Write it outside `run`."
-            )
         if combine is not _replace:
             raise InvalidArgument(
                 f"`assign_add` and `assign_sub` of the ON_READ variable {self.name!r} mean nothing "

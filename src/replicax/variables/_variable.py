@@ -20,7 +20,13 @@ from replicax._context import Frame, Kind
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._nest import Whole
 from replicax._operators import ArrayOperators
-from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
+from replicax.errors import (
+    ContextError,
+    InvalidArgument,
+    InvalidType,
+    NotPicklable,
+    ShapeMismatch,
+)
 from replicax.values import DistributedValues, Mirrored, place
 from replicax.variables._state import reusing_states
 
@@ -109,22 +115,17 @@ class Variable(Whole, ArrayOperators):
         name: str | None = None,
         dtype: Any = None,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        aggregation: VariableAggregation | str | None = VariableAggregation.NONE,
     ) -> Variable:
         synchronization = VariableSynchronization.parse(synchronization)
         on_read = synchronization is VariableSynchronization.ON_READ
-        if on_read and trainable:
-            raise InvalidArgument(
-                f"Variable {name or 'Variable'!r} is ON_READ and `trainable=True`. The copies of "
-                "an ON_READ variable drift apart; train an ON_WRITE variable instead."
-            )
         request = VariableRequest(
             initial_value,
             not on_read if trainable is None else bool(trainable),
             "Variable" if name is None else name,
             dtype,
             synchronization,
-            VariableAggregation.parse(aggregation),
+            VariableAggregation.parse(aggregation or VariableAggregation.NONE),
         )
         return create_variable(request)
 
@@ -198,21 +199,43 @@ class Variable(Whole, ArrayOperators):
         """The value as a NumPy array."""
         return np.asarray(self.value)
 
-    def assign(self, value: ArrayLike | Any) -> Variable:
-        """Sets the value."""
+    # The further arguments of these are for programs written for the reference. A write is done
+    # when it returns, and cannot be taken apart from reading.
+
+    def assign(
+        self,
+        value: ArrayLike | Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
+        """Set the value; the arguments after it change nothing here."""
         return self._assign(_replace, value)
 
-    def assign_add(self, value: ArrayLike | Any) -> Variable:
-        """Adds to the value."""
-        return self._assign(_add, value)
+    def assign_add(
+        self,
+        delta: ArrayLike | Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
+        """Add to the value; the arguments after it change nothing here."""
+        return self._assign(_add, delta)
 
-    def assign_sub(self, value: ArrayLike | Any) -> Variable:
-        """Subtracts from the value."""
-        return self._assign(_subtract, value)
+    def assign_sub(
+        self,
+        delta: ArrayLike | Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable:
+        """Subtract from the value; the arguments after it change nothing here."""
+        return self._assign(_subtract, delta)
 
     def _assign(self, combine: Combine, value: Any) -> Variable:
-        value = self._admit(value)
         frame = _context.current()
+        self._require_no_other_scope(frame)
+        value = self._admit(value)
         if frame.overlay is None:
             if isinstance(value, Tracer) and frame.program is None:
                 raise InvalidType(
@@ -350,6 +373,15 @@ class Variable(Whole, ArrayOperators):
     def _at_home(self, frame: Frame) -> bool:
         """Whether `frame` belongs to this variable's strategy; elsewhere it acts cross-replica."""
         return self._strategy is not None and frame.strategy is self._strategy
+
+    def _require_no_other_scope(self, frame: Frame) -> None:
+        elsewhere = frame.strategy is not None and frame.strategy is not self._strategy
+        if elsewhere and self._strategy is not None:
+            raise ContextError(
+                f"Variable {self.name!r} belongs to {self._strategy!r} and cannot be written here. "
+                f"Current context: {frame}. Write it outside of that strategy's scope, or create "
+                "it there."
+            )
 
     def _in_replica(self, frame: Frame) -> bool:
         return frame.kind is Kind.REPLICA and self._at_home(frame)

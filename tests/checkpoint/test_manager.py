@@ -100,6 +100,8 @@ def test_all_objects_have_to_be_in_a_checkpoint_that_is_gone_on_from(tmp_path):
 @pytest.fixture
 def gate(monkeypatch) -> threading.Event:
     """Holds up everything that is written until it is opened."""
+    if not writing.IN_BACKGROUND:
+        pytest.skip("Python 3.12.0 and 3.12.1 write while `save` waits")
     opened, write = threading.Event(), files.write
 
     def write_later(*args):
@@ -191,7 +193,8 @@ def test_a_program_that_ends_waits_for_what_is_written(tmp_path, run_python):
         manager.save()
         print(manager.latest)
     """
-    assert run_python(code).stdout.strip() == "None"
+    latest = None if writing.IN_BACKGROUND else tmp_path / "ckpt-1"
+    assert run_python(code).stdout.strip() == str(latest)
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt-1"]
 
 

@@ -14,6 +14,9 @@ from typing import Any, final
 from replicax.checkpoint import _files as files
 
 BUSY, DONE = "busy", "done"
+# Python 3.12.0 and 3.12.1 start no thread once the program has come to its end, and Orbax needs
+# some to write (python/cpython#113964): what is saved last would be lost. There a save is awaited.
+IN_BACKGROUND = not (3, 12, 0) <= sys.version_info[:3] < (3, 12, 2)
 _PATIENCE_SECONDS = 5.0  # of a program that ends, before it says what it waits for
 
 _writings: set[Writing] = set()
@@ -43,6 +46,8 @@ class Writing:
         except BaseException:
             _writings.discard(self)
             raise
+        if not IN_BACKGROUND:
+            self._thread.join()
 
     def _run(self, write: Callable[[], None]) -> None:
         try:

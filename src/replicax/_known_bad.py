@@ -68,8 +68,8 @@ DEFECTS = (
     Defect(
         ("0.11.2",),
         "cpu",
-        "crashes in programs with a `jax.lax.psum` of an empty array beside one of another array; "
-        "replicax leaves empty arrays out of its own sums",
+        "crashes in programs over several devices that use an empty array, such as the share of a "
+        "replica without rows",
     ),
 )
 

@@ -139,7 +139,7 @@ def _reduction(
         if not scalar:
             array = array.reshape(replicas, array.shape[0] // replicas, *array.shape[1:])
         dtype = result_dtype(op, array.dtype)
-        if not array.size:  # it needs no sum, and beside another array it crashes jaxlib 0.11.2
+        if not array.size:  # which needs no sum
             return jnp.zeros(array.shape[1:], dtype)
         wire = options.wire_dtype(dtype)
         total = jnp.sum(array.astype(wire), axis=0, dtype=wire).astype(dtype)

@@ -48,7 +48,7 @@ class InProgram(Collectives):
         ]
 
     def _sums(self, arrays: list[jax.Array], options: CommunicationOptions) -> list[jax.Array]:
-        # An empty array needs no sum, and in one beside another array it crashes jaxlib 0.11.2.
+        # An empty array needs no sum.
         sums = iter(self._sums_of_nonempty([array for array in arrays if array.size], options))
         return [next(sums) if array.size else array for array in arrays]
 

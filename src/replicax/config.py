@@ -2,5 +2,6 @@
 
 from replicax.execution import audit_functions, run_functions_eagerly
 from replicax.topology import set_logical_cpu_devices
+from replicax.variables import check_mirrored
 
-__all__ = ["audit_functions", "run_functions_eagerly", "set_logical_cpu_devices"]
+__all__ = ["audit_functions", "check_mirrored", "run_functions_eagerly", "set_logical_cpu_devices"]

@@ -6,6 +6,7 @@ of the reference API would catch, so `except ValueError` goes on working.
     ReplicaxError
      ├─ ContextError          (RuntimeError)           wrong kind of context
      ├─ CollectiveMismatch    (RuntimeError)           replicas disagree on what to do together
+     ├─ CopiesDiffer          (RuntimeError)           copies of a mirrored variable are not equal
      ├─ InconsistentTracing   (RuntimeError)           a function differed when traced again
      ├─ AuditFailed           (RuntimeError)           a compiled step differs from the eager one
      ├─ NotInitialized        (RuntimeError)           an iterator of v1 before `initialize()`
@@ -46,6 +47,10 @@ class ContextError(ReplicaxError, RuntimeError):
 
 class CollectiveMismatch(ReplicaxError, RuntimeError):
     """Replicas reached different collective calls, or one of them returned instead."""
+
+
+class CopiesDiffer(ReplicaxError, RuntimeError):
+    """The copies of a mirrored variable are not equal; raised by `rx.config.check_mirrored`."""
 
 
 class InconsistentTracing(ReplicaxError, RuntimeError):

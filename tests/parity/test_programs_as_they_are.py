@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from support import components_equal, equal, per_replica
 
@@ -65,6 +67,55 @@ def test_each_copy_gets_the_component_of_its_replica(strategy, numbers, compiled
         equal(mirrored.numpy(), 1.0)  # the one copy is the first replica's
     else:
         components_equal(strategy, mirrored, [r + 1 for r in range(strategy.num_replicas_in_sync)])
+
+
+@pytest.fixture
+def checking():
+    rx.config.check_mirrored(True)
+    yield
+    rx.config.check_mirrored(False)
+
+
+def test_copies_that_differ_are_named_after_a_step(strategy, numbers, execution, checking):
+    with strategy.scope():
+        weight = rx.Variable(np.float32([1.0, 2.0]), name="weight")
+        local = rx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+        key = rx.Variable(jax.random.key(0), name="key", trainable=False)
+
+    def change(strategy, number):
+        strategy.extended.update(weight, lambda copy, x: copy.assign(copy + x), args=(number,))
+        key.assign(jax.random.key(1))
+
+    def replica_step(number):
+        local.assign_add(number)  # whose copies may differ
+        rx.get_replica_context().merge_call(change, args=(number,))
+
+    strategy.run(replica_step, args=(jnp.float32(1.0),))
+    equal(weight.numpy(), [2.0, 3.0])
+    if len(weight.values) == 1 < strategy.topology.num_replicas:
+        return  # one copy is equal to itself
+    if strategy.topology.num_replicas == 1:
+        strategy.run(replica_step, args=(numbers,))
+        return
+    with pytest.raises(rx.errors.CopiesDiffer, match="the copies of variable 'weight'") as caught:
+        strategy.run(replica_step, args=(numbers,))
+    last = strategy.topology.num_replicas - 1
+    assert f"{last} are not that of replica 0" in str(caught.value)
+    if execution == "eager":
+        equal(weight.numpy(), [2.0, 3.0])
+        equal([copy.numpy() for copy in weight.values], [[2.0, 3.0]] * len(weight.values))
+
+
+def test_gradients_that_differ_and_are_not_summed(two, checking, execution):
+    with two.scope():
+        weight, optimizer = rx.Variable(1.0, name="weight"), rx.Optimizer(optax.sgd(1.0))
+
+    def replica_step(x):
+        optimizer.apply_gradients([(x, weight)], skip_gradients_aggregation=True)
+
+    two.run(replica_step, args=(jnp.float32(1.0),))
+    with pytest.raises(rx.errors.CopiesDiffer, match=r"on replicas 1 are.*difference.* is 1"):
+        two.run(replica_step, args=(per_replica(two, [np.float32(1), np.float32(2)]),))
 
 
 # One replica.

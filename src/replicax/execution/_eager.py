@@ -34,7 +34,7 @@ from replicax.errors import CollectiveMismatch, MeetingInTrace, PerformanceHint
 from replicax.execution._executor import Executor
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.values import PerReplica, regroup, require_home, select
-from replicax.variables import all_or_nothing
+from replicax.variables import all_or_nothing, require_equal_copies
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -66,6 +66,8 @@ class EagerExecutor(Executor):
             self._hint(fn)
         with all_or_nothing(frame) as frame:
             results = _Round(strategy, frame, fn, args, kwargs).play()
+            assert frame.transaction is not None
+            require_equal_copies(frame.transaction.written, "`run`")
             return regroup(results, strategy.topology, handed=True)
 
     def _hint(self, fn: Callable[..., Any]) -> None:

@@ -25,7 +25,7 @@ from replicax.execution._pulling import NotOneProgram, Pulls
 from replicax.input import DistributedIterator
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica
-from replicax.variables import Variable, reusing_states
+from replicax.variables import Variable, require_equal_copies, reusing_states
 
 # States are taken, passed to a program that may reuse their memory, and replaced: one at a time.
 _lock = threading.RLock()
@@ -127,6 +127,7 @@ class Lifted:
                 jax.block_until_ready(results)  # it may fail, and nothing is changed before
             for variable, array in zip(self.written, results, strict=False):
                 variable.settle_program(array, topology, self._donates)
+        require_equal_copies(self.written, self._label)
         return self._outputs.rebuild(results[len(self.written) :], topology)
 
     def trace(self, arrays: Sequence[Any]) -> jax.stages.Traced:

@@ -45,7 +45,13 @@ from replicax.values import (
     regroup,
     require_home,
 )
-from replicax.variables import MirroredPlacement, Variable, VariablePlacement, all_or_nothing
+from replicax.variables import (
+    MirroredPlacement,
+    Variable,
+    VariablePlacement,
+    all_or_nothing,
+    require_equal_copies,
+)
 
 if TYPE_CHECKING:
     import grain
@@ -459,6 +465,8 @@ class StrategyExtended:
                         arguments,
                     )
                     results.append(fn(*here_args, **here_kwargs))
+            assert frame.transaction is not None
+            require_equal_copies(frame.transaction.written, f"`{method}`")
         if not group:
             copies = results * len(devices) if alone else results
             return _nest.transform(lambda *leaves: list(leaves), *copies)

@@ -11,6 +11,7 @@ from replicax.variables._aggregating import AggregatingVariable
 from replicax.variables._copy import VariableCopy
 from replicax.variables._gradients import grad, value_and_grad
 from replicax.variables._initial import layout_of
+from replicax.variables._mirror_check import check_mirrored, require_equal_copies
 from replicax.variables._mirrored import MirroredVariable
 from replicax.variables._placement import (
     MirroredPlacement,
@@ -42,8 +43,10 @@ __all__ = [
     "VariablePlacement",
     "VariableRequest",
     "all_or_nothing",
+    "check_mirrored",
     "grad",
     "layout_of",
+    "require_equal_copies",
     "reusing_states",
     "value_and_grad",
     "write",

@@ -1,0 +1,72 @@
+"""A check for debugging: that the copies of mirrored variables are still equal after a step."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _context, cluster
+from replicax.errors import CopiesDiffer
+from replicax.values import Mirrored
+from replicax.variables._variable import Variable
+
+_checking = False
+
+
+def check_mirrored(flag: bool) -> None:
+    """Compare the copies of the variables that a step has written, after each step (True), or not.
+
+    Copies that differ raise `rx.errors.CopiesDiffer`. They come from functions given to
+    `extended.update` that get per-replica values, or are not the same on every device; and from
+    gradients that differ, applied with `skip_gradients_aggregation=True`. Copies are compared bit
+    for bit on the host, so this is for debugging.
+    """
+    global _checking
+    _checking = bool(flag)
+
+
+def require_equal_copies(variables: Iterable[Variable], label: str) -> None:
+    """Refuse copies that differ, if that is to be checked; `label` is what has written them."""
+    if not _checking or _context.current().program is not None:
+        return
+    for variable in variables:
+        state = variable.state
+        if isinstance(state, Mirrored):
+            _require_equal(variable, state, label)
+
+
+def _require_equal(variable: Variable, state: Mirrored, label: str) -> None:
+    topology = state.topology
+    assert topology is not None
+    copies = [_numbers(copy) for copy in state.values]
+    sums = [zlib.crc32(copy.tobytes()) for copy in copies]
+    if topology.spans_processes:
+        everyones = cluster.current().meet(f"comparing copies of {variable.name!r}", sums)
+        sums = [number for theirs in everyones for number in theirs]
+    others = [replica for replica, number in enumerate(sums) if number != sums[0]]
+    if not others:
+        return
+    largest = max(_largest_difference(copies[0], copy) for copy in copies)
+    raise CopiesDiffer(
+        f"After {label}, the copies of variable {variable.name!r} on replicas "
+        f"{', '.join(map(str, others))} are not that of replica 0"
+        f"{f'; the largest difference on this worker is {largest:.3g}' if largest else ''}. Give "
+        "`extended.update`, or `apply_gradients` with `skip_gradients_aggregation=True`, values "
+        "that are the same on all replicas: the result of an `all_reduce`."
+    )
+
+
+def _numbers(copy: Any) -> np.ndarray:
+    keys = jnp.issubdtype(copy.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(copy) if keys else copy)
+
+
+def _largest_difference(one: np.ndarray, other: np.ndarray) -> float:
+    wide = np.complex128 if np.iscomplexobj(one) else np.float64
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.max(np.abs(one.astype(wide) - other.astype(wide)), initial=0.0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import os
 from typing import Any, NamedTuple
 
 import attrs
@@ -157,7 +159,8 @@ def test_checkpoints_restore_them_in_place(kind, two, tmp_path):
     checkpoint.restore(path)
     equal(weight.numpy(), [1.0, 1.0])
     assert type(checkpoint.state) is type(state)
-    equal(fields(checkpoint.state)[1], [1.0, 2.0])
+    assert checkpoint.state is state
+    equal(fields(state)[1], [1.0, 2.0])
     assert checkpoint.step == 3
 
 
@@ -206,13 +209,88 @@ def test_what_no_array_can_hold_is_refused_with_its_place(two):
         next(iter(two.experimental_distribute_dataset(rows)))
 
 
-def test_a_class_that_cannot_be_made_of_a_dict_says_what_to_do(two):
-    class Strange(collections.UserDict):
-        def __init__(self, *, only):
-            super().__init__(only)
+class Strange(collections.UserDict):
+    def __init__(self, *, only):
+        super().__init__(only)
 
+
+def test_a_class_that_cannot_be_made_of_a_dict(two):
+    strange = Strange(only={"x": np.ones(2)})
     with pytest.raises(rx.errors.InvalidType, match="register_pytree_node"):
-        two.run(lambda given: given, args=(Strange(only={"x": jnp.ones(1)}),))
+        next(iter(two.experimental_distribute_dataset([strange])))
+    seen = []
+    two.run(lambda given: seen.append(given is strange), args=(strange,))
+    assert all(seen)
+
+
+def unset():
+    record = object.__new__(Record)
+    record.x = jnp.ones(1)
+    return record
+
+
+def cyclic():
+    record = Record(jnp.ones(1), None)
+    record.y = record
+    return record
+
+
+def tagged():
+    settings = Settings(x=jnp.ones(1))
+    settings.tag = "t"
+    return settings
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Record(0, "no array"),
+        lambda: Record(jnp.ones(1), object()),
+        lambda: Settings(x="no array"),
+        lambda: os.environ,
+        tagged,
+        unset,
+        cyclic,
+    ],
+)
+def test_what_is_not_only_data_is_handed_over_as_it_is(made, two):
+    given, seen = made(), []
+
+    def replica_step(got):
+        seen.append(got is given)
+        rx.get_replica_context().merge_call(lambda _, got: seen.append(got is given), args=(got,))
+
+    two.run(replica_step, args=(given,))
+    assert seen == [True] * 3
+    assert two.experimental_local_results(given)[0] is given
+
+
+def test_what_a_record_derives_from_its_fields_is_no_state_of_its_own(two):
+    @dataclasses.dataclass
+    class Batch:
+        x: Any
+
+        @functools.cached_property
+        def rows(self):
+            return np.shape(self.x)
+
+    batch = Batch(per_replica(two, [1.0, 2.0]))
+    batch.__dict__["rows"] = "derived"
+    components_equal(two, two.run(lambda got: got.x * 2, args=(batch,)), [2.0, 4.0])
+
+
+def test_an_ordered_mapping_keeps_its_order(two):
+    class Outputs(collections.OrderedDict):
+        pass
+
+    result = two.run(lambda: Outputs(loss=jnp.ones(1), aux=jnp.zeros(1)))
+    assert list(result) == ["loss", "aux"]
+
+
+def test_records_in_an_input_signature(two):
+    spec = jax.ShapeDtypeStruct((2,), jnp.float32)
+    double = rx.function(lambda given: given.x * 2, input_signature=[Record(spec, spec)])
+    equal(double(Record(jnp.ones(2), jnp.ones(2))), [2.0, 2.0])
 
 
 def test_classes_that_are_registered_with_jax_stay_what_they_are_there():

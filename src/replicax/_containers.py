@@ -8,7 +8,9 @@ the user may want to.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
@@ -19,7 +21,8 @@ from replicax.errors import InvalidType
 
 # Classes of these are known to JAX where they hold data; the others are settings and the like.
 _OWN_LIBRARIES = ("jax", "jaxlib", "numpy", "replicax")
-_DATA = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, jax.ShapeDtypeStruct)
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+_BESIDE_ARRAYS = (type(None), bool, int, float, complex, str, bytes)
 
 IsLeaf = Callable[[Any], bool]
 
@@ -28,15 +31,19 @@ class _Kind(ABC):
     """How containers of one class are taken apart and put together."""
 
     @abstractmethod
+    def is_more(self, value: Any) -> bool:
+        """Tell whether it has attributes that would be lost."""
+
+    @abstractmethod
     def names(self, value: Any) -> tuple[Any, ...]:
-        """The names of what it holds, in an order of their own."""
+        """Return the names of what it holds, in an order that does not depend on the object."""
 
     @abstractmethod
     def get(self, value: Any, name: Any) -> Any: ...
 
     @abstractmethod
     def key(self, name: Any) -> Any:
-        """How a path shows the name."""
+        """Return how a path shows the name."""
 
     @abstractmethod
     def build(self, cls: type, names: Sequence[Any], values: Sequence[Any]) -> Any: ...
@@ -44,7 +51,19 @@ class _Kind(ABC):
 
 @final
 class _MappingKind(_Kind):
+    def __init__(self, cls: type) -> None:
+        self._ordered = issubclass(cls, OrderedDict)
+        try:
+            self._usual = set(getattr(cls({}), "__dict__", ()))
+        except Exception:  # whatever it wants instead of a dict
+            self._usual = None
+
+    def is_more(self, value: Any) -> bool:
+        return self._usual is None or not set(getattr(value, "__dict__", ())) <= self._usual
+
     def names(self, value: Any) -> tuple[Any, ...]:
+        if self._ordered:
+            return tuple(value)
         try:
             return tuple(sorted(value))  # as those of a dict, whose order says nothing
         except TypeError:
@@ -60,7 +79,7 @@ class _MappingKind(_Kind):
         content = dict(zip(names, values, strict=True))
         try:
             return cls(content)
-        except TypeError as error:
+        except Exception as error:
             raise InvalidType(
                 f"A {cls.__qualname__} was taken apart and cannot be made again by "
                 f"`{cls.__qualname__}(dict)`: {error}. Use a dict, or register the class: "
@@ -72,8 +91,18 @@ class _MappingKind(_Kind):
 class _RecordKind(_Kind):
     """Of a dataclass, or a class made by `attrs`."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, cls: type, names: Sequence[str]) -> None:
         self._names = tuple(names)
+        self._derived = {
+            name
+            for parent in cls.__mro__
+            for name, attribute in vars(parent).items()
+            if isinstance(attribute, functools.cached_property)
+        }
+
+    def is_more(self, value: Any) -> bool:
+        own = set(getattr(value, "__dict__", ())) - self._derived
+        return not own <= set(self._names)
 
     def names(self, value: Any) -> tuple[Any, ...]:
         return self._names
@@ -92,13 +121,12 @@ class _RecordKind(_Kind):
         return record
 
 
-_MAPPING = _MappingKind()
 _kinds: dict[type, _Kind] = {}
 _plain: set[type] = set()  # the classes that were seen, and are no containers
 
 
 def has_none(leaves: Sequence[Any]) -> bool:
-    """Whether no leaf can be a container: 0.4 us for a batch, as it is asked for every step."""
+    """Tell whether no leaf can be a container: 0.4 us for a batch, asked in every step."""
     return set(map(type, leaves)) <= _plain
 
 
@@ -117,36 +145,70 @@ def _found_kind(cls: type) -> _Kind | None:
     if cls.__module__.partition(".")[0] in _OWN_LIBRARIES:
         return None
     if issubclass(cls, Mapping):
-        return _MAPPING
+        return _MappingKind(cls)
+    names = record_fields(cls)
+    return None if names is None else _RecordKind(cls, names)
+
+
+def record_fields(cls: type) -> list[str] | None:
+    """Return the fields of a dataclass or of a class made by `attrs`; None for other classes."""
     if dataclasses.is_dataclass(cls):
-        return _RecordKind([field.name for field in dataclasses.fields(cls)])
-    if (attributes := getattr(cls, "__attrs_attrs__", None)) is not None:
-        return _RecordKind([attribute.name for attribute in attributes])
-    return None
+        return [field.name for field in dataclasses.fields(cls)]
+    attributes = getattr(cls, "__attrs_attrs__", None)
+    return None if attributes is None else [attribute.name for attribute in attributes]
 
 
 def is_container(value: Any, *, data_only: bool, is_leaf: IsLeaf) -> bool:
-    """Whether JAX takes `value` for a leaf, and it is one of these.
+    """Tell whether JAX takes `value` for a leaf, and it is one of these.
 
-    With `data_only`, a record is not if it is more than data: if it holds variables or other
-    objects that stay whole, or attributes besides its fields, or no numbers at all. A function that
-    is given such an object expects the object itself.
+    With `data_only`, it must hold arrays, numbers and texts, and nothing else: a function that is
+    given an object with variables, with plain objects or with attributes besides its fields expects
+    the object itself.
     """
     kind = _kind_of(value)
     if kind is None or is_leaf(value):
         return False
-    if not data_only or isinstance(kind, _MappingKind):
+    if not data_only:
+        return all(_has(value, name, kind) for name in kind.names(value))
+    found = _Found()
+    return found.is_data(value, is_leaf) and found.arrays
+
+
+class _Found:
+    """What a search through a container has met."""
+
+    def __init__(self) -> None:
+        self.arrays = False
+        self._within: list[int] = []
+
+    def is_data(self, value: Any, is_leaf: IsLeaf) -> bool:
+        """Tell whether a nest holds nothing but data; note whether there are arrays."""
+        for leaf in jax.tree.leaves(value, is_leaf=is_leaf):
+            if isinstance(leaf, _ARRAYS) or hasattr(type(leaf), "__jax_array__"):
+                if is_leaf(leaf):
+                    return False
+                self.arrays = True
+            elif not isinstance(leaf, _BESIDE_ARRAYS) and not self._is_inner_data(leaf, is_leaf):
+                return False
         return True
-    names = kind.names(value)
-    if not set(getattr(value, "__dict__", ())) <= set(names):
-        return False
-    inner = opened([kind.get(value, name) for name in names], data_only=True, is_leaf=is_leaf)
-    leaves = jax.tree.leaves(inner, is_leaf=is_leaf)
-    return any(map(_is_data, leaves)) and not any(map(is_leaf, leaves))
+
+    def _is_inner_data(self, value: Any, is_leaf: IsLeaf) -> bool:
+        kind = _kind_of(value)
+        if kind is None or is_leaf(value) or kind.is_more(value) or id(value) in self._within:
+            return False
+        self._within.append(id(value))
+        try:
+            return all(
+                _has(value, name, kind) and self.is_data(kind.get(value, name), is_leaf)
+                for name in kind.names(value)
+            )
+        finally:
+            self._within.pop()
 
 
-def _is_data(leaf: Any) -> bool:
-    return isinstance(leaf, _DATA) or hasattr(type(leaf), "__jax_array__")
+def _has(value: Any, name: Any, kind: _Kind) -> bool:
+    """Tell whether a field has been set."""
+    return isinstance(kind, _MappingKind) or hasattr(value, name)
 
 
 def opened(nest: Any, *, data_only: bool, is_leaf: IsLeaf) -> Any:

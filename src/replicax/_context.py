@@ -90,6 +90,11 @@ def install(strategy: StrategyLike | None) -> None:
         _frame.set(Frame(strategy, Kind.CROSS_REPLICA, installed=True))
 
 
+def outside_of_scopes() -> Frame:
+    """Return the current frame as it would be outside of every scope."""
+    return replace(current(), strategy=None, kind=Kind.REPLICA, replica=None)
+
+
 def in_scope() -> bool:
     """Whether a `with` block or a running function (not `install`) made the current frame."""
     frame = current()

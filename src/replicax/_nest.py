@@ -46,37 +46,47 @@ def _is_one(node: Any) -> bool:
     return isinstance(node, (Whole, _handed_whole))
 
 
-def flatten(nest: Nest, *, handed: bool = False) -> tuple[list[Any], Any]:
-    """The leaves; of what is `handed` to a function, or back, objects stay what they are."""
+def flatten(nest: Nest, *, handed: bool = False, everything: bool = False) -> tuple[list[Any], Any]:
+    """Return the leaves and the structure.
+
+    Of what is `handed` to a function, or back, objects stay what they are. Containers that JAX does
+    not know are taken apart if they are data and nothing else, or with `everything` in any case.
+    """
     leaves, structure = jax.tree.flatten(nest, is_leaf=_leaf_test(handed))
     if has_none(leaves):
         return leaves, structure
-    return jax.tree.flatten(_opened(nest, handed), is_leaf=_leaf_test(handed))
+    return jax.tree.flatten(_opened(nest, handed, everything), is_leaf=_leaf_test(handed))
 
 
-def flatten_with_paths(nest: Nest, *, handed: bool = False) -> tuple[list[tuple[str, Any]], Any]:
+def flatten_with_paths(
+    nest: Nest, *, handed: bool = False, everything: bool = False
+) -> tuple[list[tuple[str, Any]], Any]:
     """Return the leaves, each with its place in the nest, such as `['loss']`."""
     found, structure = jax.tree_util.tree_flatten_with_path(
-        _opened(nest, handed), is_leaf=_leaf_test(handed)
+        _opened(nest, handed, everything), is_leaf=_leaf_test(handed)
     )
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in found], structure
 
 
 def leaves(nest: Nest, *, handed: bool = False) -> list[Any]:
-    return jax.tree.leaves(_opened(nest, handed), is_leaf=_leaf_test(handed))
+    return flatten(nest, handed=handed)[0]
 
 
 def transform(
-    function: Callable[..., Any], nest: Nest, *others: Nest, handed: bool = False
+    function: Callable[..., Any],
+    nest: Nest,
+    *others: Nest,
+    handed: bool = False,
+    everything: bool = False,
 ) -> Nest:
-    nests = [_opened(each, handed) for each in (nest, *others)]
+    nests = [_opened(each, handed, everything) for each in (nest, *others)]
     return jax.tree.map(function, *nests, is_leaf=_leaf_test(handed))
 
 
 def is_leaf(value: Any) -> bool:
     if _is_whole(value):
         return True
-    container = is_container(value, data_only=False, is_leaf=_is_whole)
+    container = is_container(value, data_only=True, is_leaf=_is_whole)
     return jax.tree_util.all_leaves([value]) and not container
 
 
@@ -84,5 +94,5 @@ def _leaf_test(handed: bool) -> Callable[[Any], bool]:
     return _is_one if handed else _is_whole
 
 
-def _opened(nest: Nest, handed: bool) -> Nest:
-    return opened(nest, data_only=handed, is_leaf=_leaf_test(handed))
+def _opened(nest: Nest, handed: bool, everything: bool) -> Nest:
+    return opened(nest, data_only=not everything, is_leaf=_leaf_test(handed))

@@ -319,6 +319,17 @@ def test_arguments_that_a_function_changes(two):
 
 
 @pytest.mark.one_process
+def test_loops_of_zero_rounds(two):
+    """Without `jax.jit`, JAX has none."""
+
+    @rx.function
+    def step(rows):
+        return jax.lax.scan(lambda carry, row: (carry + row, row), 0.0, rows)
+
+    assert rx.audit(step, jnp.ones(0)).ok
+
+
+@pytest.mark.one_process
 def test_no_program_of_a_part_is_trusted(two):
     """The gradient of an eager step is compiled as well, and may be wrong in the same way."""
     with two.scope():

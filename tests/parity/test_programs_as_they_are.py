@@ -69,6 +69,44 @@ def test_each_copy_gets_the_component_of_its_replica(strategy, numbers, compiled
         components_equal(strategy, mirrored, [r + 1 for r in range(strategy.num_replicas_in_sync)])
 
 
+@pytest.mark.parametrize("group", [True, False])
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "in merge_call"])
+@pytest.mark.parametrize("which", ["copies", "one device"])
+def test_what_update_returns_for_per_replica_values(two, execution, group, inside, which):
+    with two.scope():
+        local = rx.Variable(np.float32(0.0), synchronization="ON_READ", aggregation="SUM")
+    numbers = per_replica(two, [np.float32(1.0), np.float32(2.0)])
+
+    def update(strategy, number):
+        if which == "one device":
+            return strategy.extended.update_non_slot(
+                "CPU:0", lambda x: x * 10, args=(number,), group=group
+            )
+        return strategy.extended.update(local, lambda copy, x: x * 10, args=(number,), group=group)
+
+    if inside:
+        result = two.run(
+            lambda x: rx.get_replica_context().merge_call(update, args=(x,)), args=(numbers,)
+        )
+    elif execution == "compiled":
+        with two.scope():
+            result = rx.function(lambda x: update(two, x))(numbers)
+    else:
+        with two.scope():
+            result = update(two, numbers)
+    parts = [
+        [np.asarray(x).tolist() for x in two.experimental_local_results(each)]
+        for each in ([result] if group else result)
+    ]
+    flat = [sorted(set(part)) for part in parts]
+    if which == "one device":
+        assert flat == [[10.0]]
+    elif group:
+        assert flat == [[10.0, 20.0]]
+    else:
+        assert flat == [[10.0], [20.0]]
+
+
 @pytest.fixture
 def checking():
     rx.config.check_mirrored(True)
@@ -190,6 +228,16 @@ def test_arguments_that_programs_give(strategy):
     components_equal(strategy, components, [1.0] * strategy.num_replicas_in_sync)
 
 
+def test_a_checkpoint_is_restored_in_the_scope_of_another_strategy(two, tmp_path):
+    with two.scope():
+        weight = rx.Variable(jnp.ones(2))
+    path = rx.Checkpoint(weight=weight).save(str(tmp_path / "ckpt"))
+    weight.assign([0.0, 0.0])
+    with rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"]).scope():
+        rx.Checkpoint(weight=weight).restore(path)
+    equal(weight.numpy(), [1.0, 1.0])
+
+
 # Shares without rows.
 
 
@@ -204,6 +252,8 @@ def test_an_empty_share_that_makes_a_function_fail_is_named(two):
     assert "Raised in replica 1" in notes
     assert "The share of replica 1 has 0 rows" in notes
     assert "drop_remainder=True" in notes
+    with pytest.raises(KeyError):  # and not what comes of looking at ragged lists
+        two.run(lambda x: {}["x"], args=(rx.PerReplica(([[1], [2, 3]], [[1], [2, 3]])),))
     with pytest.raises(IndexError) as caught:
         two.run(lambda x: [][0], args=(jnp.ones((0, 1)),))
     assert "0 rows" not in "\n".join(caught.value.__notes__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -10,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._containers import opened
+from replicax import _context
+from replicax._containers import opened, record_fields
 from replicax.checkpoint._manifest import ArrayFacts, dtype_name
 from replicax.checkpoint._parts import (
     ArrayPart,
@@ -223,13 +223,12 @@ def _refilled(old: Any, new: Any) -> Any:
     if isinstance(old, tuple):
         filled = [_refilled(*pair) for pair in zip(old, new, strict=True)]
         return type(old)(*filled) if hasattr(old, "_fields") else tuple(filled)
-    if dataclasses.is_dataclass(old):
-        names = [field.name for field in dataclasses.fields(old)]
+    if (names := record_fields(type(old))) is not None:
         values = {name: _refilled(getattr(old, name), getattr(new, name)) for name in names}
         try:
             for name, value in values.items():
                 setattr(old, name, value)
-        except dataclasses.FrozenInstanceError:
+        except AttributeError:  # it is frozen
             return new
         return old
     return new
@@ -249,7 +248,9 @@ def part_of(variable: Variable) -> ArrayPart:
 
     def write(value: Any) -> None:
         if variable.partition is None:
-            variable.assign(value)
+            # Also where it is restored in the scope of another strategy.
+            with _context.entered(_context.outside_of_scopes()):
+                variable.assign(value)
         else:  # straight to its parts: the whole may be too large for one device
             variable.store_cross_replica_array(value)
 

@@ -202,7 +202,10 @@ _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, Distri
 
 
 def _array(value: Any) -> np.ndarray:
-    array = jnp.asarray(value)  # a Python number has the dtype that a program gives it
+    try:
+        array = jnp.asarray(value)  # a Python number has the dtype that a program gives it
+    except OverflowError:  # which no program has
+        return np.asarray(value)
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.asarray(array)

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
@@ -358,11 +357,12 @@ class _Round(Merger):
 
 
 def _has_empty_share(arguments: Nest, index: int) -> bool:
-    """Whether a replica got no rows where another one got some."""
+    """Tell whether a replica got no rows where another one got some."""
+    values = [leaf for leaf in _nest.leaves(arguments, handed=True) if isinstance(leaf, PerReplica)]
     return any(
-        np.shape(leaf.component(index))[:1] == (0,) and any(shape[:1] != (0,) for shape in shapes)
-        for leaf in _nest.leaves(arguments, handed=True)
-        if isinstance(leaf, PerReplica) and (shapes := leaf.known_shapes()) is not None
+        getattr(value.component(index), "shape", ())[:1] == (0,)
+        and any(shape[:1] != (0,) for shape in value.known_shapes() or ())
+        for value in values
     )
 
 

@@ -22,7 +22,7 @@ def conformed(
 
     Arguments that the signature does not allow are refused.
     """
-    wanted, structure = jax.tree.flatten(signature)
+    wanted, structure = _nest.flatten(signature, handed=True)
     given, given_structure = _nest.flatten(args, handed=True)
     if kwargs or given_structure != structure:
         raise InvalidType(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ class ReplicaContext:
         self._local_index = local_index
         self._num_replicas = num_replicas
         self._devices = devices
-        self._reduced: list[jax.Array] = []  # what `all_reduce` has returned here
+        self._reduced: list[weakref.ref[jax.Array]] = []  # what `all_reduce` has returned here
 
     @property
     def strategy(self) -> Any:
@@ -178,12 +179,13 @@ class ReplicaContext:
 
         results = differentiable(leaves)
         if self._num_replicas > 1:  # the context of the default strategy stays for ever
-            self._reduced += results
+            alive = [each for each in self._reduced if each() is not None]
+            self._reduced = [*alive, *map(weakref.ref, results)]
         return jax.tree.unflatten(structure, results)
 
     def has_reduced(self, value: Any) -> bool:
-        """Whether `value` is itself a result of `all_reduce` on this replica."""
-        return any(value is result for result in self._reduced)
+        """Tell whether `value` is itself a result of `all_reduce` on this replica."""
+        return any(value is result() for result in self._reduced)
 
     def all_gather(
         self,

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from replicax import _nest
-from replicax._containers import opened
+from replicax._containers import is_container, opened
 from replicax._typing import Nest
 from replicax.input._memory import is_private, private_copy, private_rows
 from replicax.input._splitting import count_rows
@@ -125,8 +125,9 @@ def _kept(array: np.ndarray) -> np.ndarray:
 
 def _is_row_of_numbers(node: Any) -> bool:
     """A list of numbers is an array, as for TensorFlow; one of arrays is a nest."""
-    numbers = (bool, int, float, complex, str, bytes, np.generic)
     return isinstance(node, list) and all(
-        isinstance(leaf, numbers) or (isinstance(leaf, jax.Array) and not leaf.ndim)
+        np.ndim(leaf) == 0
+        and not isinstance(leaf, np.ndarray)
+        and not is_container(leaf, data_only=False, is_leaf=lambda _: False)
         for leaf in jax.tree.leaves(node)
     )

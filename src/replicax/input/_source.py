@@ -165,7 +165,7 @@ class _BatchingReader(Reader):
             except StopIteration:
                 break
         try:
-            return _nest.transform(lambda *columns: np.stack(columns), *rows)
+            return _nest.transform(lambda *columns: np.stack(columns), *rows, everything=True)
         except ValueError as error:
             raise StructureMismatch(
                 "The examples of a batch have to be of one kind and shape; got "
@@ -181,16 +181,16 @@ class _BatchingReader(Reader):
 
 
 def _kind(example: Nest) -> str:
-    return str(_nest.transform(np.shape, example))
+    return str(_nest.transform(np.shape, example, everything=True))
 
 
 def arrays_of(element: Nest) -> tuple[list[np.ndarray], Any]:
     """Return the arrays of an element and its structure; refuse what no array can hold."""
-    leaves, structure = _nest.flatten(element)
+    leaves, structure = _nest.flatten(element, everything=True)
     arrays = [np.asarray(leaf) for leaf in leaves]
     for index, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
         if array.dtype == object and not isinstance(leaf, np.ndarray):
-            path = _nest.flatten_with_paths(element)[0][index][0]
+            path = _nest.flatten_with_paths(element, everything=True)[0][index][0]
             raise InvalidType(
                 f"An element of a dataset has a {type(leaf).__module__}.{type(leaf).__qualname__} "
                 f"at {path or 'its top'}, which is neither an array, a number nor a string. Leave "

@@ -90,7 +90,7 @@ def count_rows(arrays: Sequence[np.ndarray], structure: Any) -> int:
     sizes = {array.shape[:1] for array in arrays}
     if len(sizes) == 1 and () not in sizes:
         return next(iter(sizes))[0]
-    named, _ = _nest.flatten_with_paths(jax.tree.unflatten(structure, arrays))
+    named, _ = _nest.flatten_with_paths(jax.tree.unflatten(structure, arrays), everything=True)
     shapes = [f"{path or 'array'}: {leaf.shape}" for path, leaf in named]
     if not arrays:
         problem = "A batch has no arrays"

@@ -443,18 +443,21 @@ class StrategyExtended:
         results: list[Nest] = []
         # Where every replica runs this code, each changes the one copy that is its own.
         alone = frame.program is not None and frame.program.inside
-        if differ and frame.program is not None and not alone:
+        if differ and alone and len(devices) == 1:
+            arguments = _nest.transform(self._first_component, arguments)
+        if differ and frame.program is not None and not alone and len(devices) > 1:
             # There a copy is a part of one array for all of them; its replica has it by itself.
             def in_replica(args: Sequence[Nest], kwargs: Mapping[str, Nest]) -> Nest:
                 def merged(strategy: Strategy, args: Any, kwargs: Any) -> Nest:
                     here = _context.current()
-                    return self._update(method, here, devices, fn, args, kwargs, group)
+                    return self._update(method, here, devices, fn, args, kwargs, True)
 
                 replica = _context.current().replica
                 assert replica is not None
                 return replica.merge_call(merged, (args, kwargs))
 
-            return frame.program.executor.run(self._strategy, frame, in_replica, arguments, {})
+            merged = frame.program.executor.run(self._strategy, frame, in_replica, arguments, {})
+            return merged if group else _nest.transform(_as_list, merged)
         with all_or_nothing(frame) as frame:
             for index, device in enumerate(devices[:1] if alone else devices):
                 here = replace(frame, kind=Kind.UPDATE, copy=index)
@@ -467,12 +470,28 @@ class StrategyExtended:
                     results.append(fn(*here_args, **here_kwargs))
             assert frame.transaction is not None
             require_equal_copies(frame.transaction.written, f"`{method}`")
+        if not group and alone and differ and len(devices) > 1:
+            return _nest.transform(lambda leaf: _as_list(self._own(leaf)), results[0])
         if not group:
             copies = results * len(devices) if alone else results
             return _nest.transform(lambda *leaves: list(leaves), *copies)
+        if differ and len(devices) > 1 and not alone:
+            return regroup(results, self._topology)
         if alone or devices == self._topology.local_devices:
             return regroup(results, self._topology, wrap=Mirrored)
         return regroup(results, Topology.of(devices), wrap=Mirrored)
+
+    def _first_component(self, leaf: Any) -> Any:
+        """Return what the first replica has of a value, inside of a program."""
+        if not isinstance(leaf, PerReplica):
+            return leaf
+        return self._strategy.collectives.broadcast(leaf).component(0)
+
+    def _own(self, leaf: Any) -> Any:
+        """Return a replica's own result, inside of a program, as a value of all replicas."""
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return PerReplica.from_array(leaf, self._topology, inside=True)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
         """Where an optimizer's variables that belong to no other variable should be."""
@@ -540,6 +559,10 @@ class StrategyExtended:
                 f"`{method}` of {self._strategy!r} got variable {variable.name!r}, which was "
                 f"created by another strategy ({owner}). Create it in this strategy's scope."
             )
+
+
+def _as_list(leaf: Any) -> Any:
+    return list(leaf.values) if isinstance(leaf, (PerReplica, Variable)) else leaf
 
 
 def _copy_at(leaf: Any, index: int, home: Home) -> Any:

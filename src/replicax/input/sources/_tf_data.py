@@ -155,7 +155,7 @@ def _is_unseeded(node: Any, nodes: dict[str, Any]) -> bool:
 
 
 def _to_numpy(element: Any) -> Nest:
-    return _nest.transform(_leaf_to_numpy, element)
+    return _nest.transform(_leaf_to_numpy, element, everything=True)
 
 
 def _leaf_to_numpy(leaf: Any) -> np.ndarray:

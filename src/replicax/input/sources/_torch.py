@@ -109,7 +109,7 @@ def _after(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 def _to_numpy(element: Any) -> Nest:
-    return _nest.transform(_leaf_to_numpy, element)
+    return _nest.transform(_leaf_to_numpy, element, everything=True)
 
 
 def _leaf_to_numpy(leaf: Any) -> np.ndarray:

@@ -165,6 +165,7 @@ def fetching(strategy, worker):
         "variable": np.asarray(weight).tolist(),
         "repr": repr(value),
         "as array": message_of(TypeError, lambda: np.asarray(value)),
+        "own number": float(of_worker(strategy, np.float32(worker))) == worker,
     }
 
 

@@ -87,6 +87,7 @@ def test_values_can_be_fetched_for_logging(results):
     assert seen["mirrored"] == seen["variable"] == [1.0, 2.0]
     assert "Array([1., 2.]" in seen["repr"]
     assert "strategy.gather" in seen["as array"]
+    assert seen["own number"]
 
 
 def test_a_loopback_cluster_is_listened_to_on_loopback_only(results):

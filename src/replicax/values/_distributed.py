@@ -313,8 +313,18 @@ class PerReplica(DistributedValues):
     @property
     def __jax_array__(self) -> Callable[[], jax.Array]:
         # A property: JAX looks at it before it calls it.
-        if len(self.values) == 1:
-            return lambda: jnp.asarray(self.primary)
+        if self._topology is not None and self._topology.num_replicas > 1:
+            self._refuse()
+        component = self._only()
+        return lambda: component
+
+    def _only(self) -> jax.Array:
+        """Return the component, if this process has one."""
+        if len(self.values) > 1:
+            self._refuse()
+        return jnp.asarray(self.primary)
+
+    def _refuse(self) -> NoReturn:
         raise InvalidType(
             "A PerReplica value has one component a replica and cannot be used as one array. "
             "Combine it first with `strategy.reduce` or `strategy.gather`, take it apart with "
@@ -324,14 +334,17 @@ class PerReplica(DistributedValues):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.__jax_array__(), dtype=dtype, copy=True if copy else None)
 
+    # One number can be had where this process has one replica, also of several workers: programs
+    # print their own loss so. As an array, a value of several workers is refused.
+
     def __float__(self) -> float:
-        return float(self.__jax_array__())
+        return float(self._only())
 
     def __int__(self) -> int:
-        return int(self.__jax_array__())
+        return int(self._only())
 
     def __complex__(self) -> complex:
-        return complex(self.__jax_array__())
+        return complex(self._only())
 
 
 @final

@@ -28,7 +28,7 @@ IsLeaf = Callable[[Any], bool]
 
 
 class _Kind(ABC):
-    """How containers of one class are taken apart and put together."""
+    """The rules by which containers of one class are taken apart and put together."""
 
     @abstractmethod
     def is_more(self, value: Any) -> bool:
@@ -51,6 +51,8 @@ class _Kind(ABC):
 
 @final
 class _MappingKind(_Kind):
+    """The rules of a mapping, which is made again by its class, given a dict."""
+
     def __init__(self, cls: type) -> None:
         self._ordered = issubclass(cls, OrderedDict)
         try:
@@ -89,7 +91,7 @@ class _MappingKind(_Kind):
 
 @final
 class _RecordKind(_Kind):
-    """Of a dataclass, or a class made by `attrs`."""
+    """The rules of a dataclass, or of a class made by `attrs`."""
 
     def __init__(self, cls: type, names: Sequence[str]) -> None:
         self._names = tuple(names)
@@ -175,7 +177,7 @@ def is_container(value: Any, *, data_only: bool, is_leaf: IsLeaf) -> bool:
 
 
 class _Found:
-    """What a search through a container has met."""
+    """The state of a search through a container."""
 
     def __init__(self) -> None:
         self.arrays = False

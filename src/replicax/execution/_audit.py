@@ -26,7 +26,7 @@ from replicax.variables import Transaction, Variable
 @final
 @dataclass(frozen=True, eq=False)
 class _Sampling:
-    """Which calls of functions are audited, and how: what `audit_functions` was last told."""
+    """The last instruction of `audit_functions`."""
 
     every: int
     tolerance: Tolerance

@@ -22,7 +22,7 @@ _Copies = tuple[np.ndarray, ...]  # one for each local replica, or the one there
 @final
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How much numbers may differ.
+    """A bound on how much numbers may differ.
 
     Args:
       rtol: Relative to the largest element of an array; None for what rounding explains.
@@ -117,7 +117,7 @@ class AuditReport:
 
 @final
 class Comparison:
-    """What differs between the outputs and states of two runs."""
+    """A list of what differs between the outputs and states of two runs."""
 
     def __init__(self, tolerance: Tolerance) -> None:
         self._tolerance = tolerance

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.core import Tracer
 
 from replicax import _bridges, _context, _nest, cluster
-from replicax._context import Frame, Kind
+from replicax._context import Frame
 from replicax._deprecation import deprecated
 from replicax._enums import ReduceOp
 from replicax._known_bad import warn_of_defects
@@ -35,22 +34,20 @@ from replicax.execution import (
 from replicax.input import from_tensor_slices
 from replicax.strategies._combining import leaf_array, reducible
 from replicax.strategies._steps import MultiStepContext, StepRunner
-from replicax.topology import Home, Topology, resolve_devices
+from replicax.strategies._updating import Update
+from replicax.topology import Topology, resolve_devices
 from replicax.values import (
     Component,
     DistributedValues,
     Mirrored,
     PerReplica,
     place,
-    regroup,
     require_home,
 )
 from replicax.variables import (
     MirroredPlacement,
     Variable,
     VariablePlacement,
-    all_or_nothing,
-    require_equal_copies,
 )
 
 if TYPE_CHECKING:
@@ -322,7 +319,7 @@ class StrategyExtended:
     def _deliver(self, value: Any, target: tuple[tuple[jax.Device, ...], bool]) -> Any:
         devices, single = target
         if single:
-            return place(leaf_array(value), self._home_of(devices[0]))
+            return place(leaf_array(value), self._topology.home_of(devices[0]))
         home = value.topology if isinstance(value, Mirrored) else None
         if home is not None and home.local_devices == devices:
             return value
@@ -350,12 +347,6 @@ class StrategyExtended:
             f"Destinations are a variable, a distributed value, a device or several; got "
             f"{destinations!r}."
         )
-
-    def _home_of(self, device: jax.Device) -> Home:
-        """A replica's home, for its first device; any other device is one by itself."""
-        topology = self._topology
-        homes = dict(zip(topology.local_devices, topology.local_homes, strict=True))
-        return homes.get(device, device)
 
     # Input.
 
@@ -399,9 +390,8 @@ class StrategyExtended:
         if not isinstance(var, Variable):
             raise InvalidType(f"`update` changes a variable; got {var!r}.")
         self._require_own(var, "update")
-        copies = var.values
-        devices = tuple(copy.device for copy in copies)
         require_call("update", fn, args)
+        devices = tuple(copy.device for copy in var.values)
         return self._update("update", frame, devices, fn, (var, *args), kwargs, group)
 
     def update_non_slot(
@@ -414,6 +404,7 @@ class StrategyExtended:
     ) -> Nest:
         """Calls `fn(*args, **kwargs)` on each of the devices that `non_slot_devices` gave."""
         frame = _context.cross_replica(self._strategy, "update_non_slot")
+        require_call("update_non_slot", fn, args)
         devices = self._devices_of(colocate_with)
         return self._update("update_non_slot", frame, devices, fn, args, kwargs, group)
 
@@ -427,71 +418,11 @@ class StrategyExtended:
         kwargs: Mapping[str, Nest] | None,
         group: bool,
     ) -> Nest:
-        require_call(method, fn, args)
         arguments = (tuple(args), dict(kwargs or {}))
-        leaves = _nest.leaves(arguments)
-        differ = any(isinstance(leaf, PerReplica) for leaf in leaves)
-        if differ and len(devices) not in (1, len(self._topology.local_replicas)):
-            raise InvalidArgument(
-                f"`{method}` got a PerReplica argument with {len(self._topology.local_replicas)} "
-                f"components, for {len(devices)} copies. Combine it first: "
-                "`strategy.extended.reduce_to(...)`."
-            )
-        for leaf in leaves:
+        for leaf in _nest.leaves(arguments):
             if isinstance(leaf, Variable):
                 self._require_own(leaf, method)
-        results: list[Nest] = []
-        # Where every replica runs this code, each changes the one copy that is its own.
-        alone = frame.program is not None and frame.program.inside
-        if differ and alone and len(devices) == 1:
-            arguments = _nest.transform(self._first_component, arguments)
-        if differ and frame.program is not None and not alone and len(devices) > 1:
-            # There a copy is a part of one array for all of them; its replica has it by itself.
-            def in_replica(args: Sequence[Nest], kwargs: Mapping[str, Nest]) -> Nest:
-                def merged(strategy: Strategy, args: Any, kwargs: Any) -> Nest:
-                    here = _context.current()
-                    return self._update(method, here, devices, fn, args, kwargs, True)
-
-                replica = _context.current().replica
-                assert replica is not None
-                return replica.merge_call(merged, (args, kwargs))
-
-            merged = frame.program.executor.run(self._strategy, frame, in_replica, arguments, {})
-            return merged if group else _nest.transform(_as_list, merged)
-        with all_or_nothing(frame) as frame:
-            for index, device in enumerate(devices[:1] if alone else devices):
-                here = replace(frame, kind=Kind.UPDATE, copy=index)
-                with _context.entered(here), jax.default_device(device):
-                    home = self._home_of(device)
-                    here_args, here_kwargs = _nest.transform(
-                        lambda leaf, index=index, home=home: _copy_at(leaf, index, home),
-                        arguments,
-                    )
-                    results.append(fn(*here_args, **here_kwargs))
-            assert frame.transaction is not None
-            require_equal_copies(frame.transaction.written, f"`{method}`")
-        if not group and alone and differ and len(devices) > 1:
-            return _nest.transform(lambda leaf: _as_list(self._own(leaf)), results[0])
-        if not group:
-            copies = results * len(devices) if alone else results
-            return _nest.transform(lambda *leaves: list(leaves), *copies)
-        if differ and len(devices) > 1 and not alone:
-            return regroup(results, self._topology)
-        if alone or devices == self._topology.local_devices:
-            return regroup(results, self._topology, wrap=Mirrored)
-        return regroup(results, Topology.of(devices), wrap=Mirrored)
-
-    def _first_component(self, leaf: Any) -> Any:
-        """Return what the first replica has of a value, inside of a program."""
-        if not isinstance(leaf, PerReplica):
-            return leaf
-        return self._strategy.collectives.broadcast(leaf).component(0)
-
-    def _own(self, leaf: Any) -> Any:
-        """Return a replica's own result, inside of a program, as a value of all replicas."""
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        return PerReplica.from_array(leaf, self._topology, inside=True)
+        return Update(self._strategy, method, devices, fn, group).run(frame, arguments)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
         """Where an optimizer's variables that belong to no other variable should be."""
@@ -559,21 +490,3 @@ class StrategyExtended:
                 f"`{method}` of {self._strategy!r} got variable {variable.name!r}, which was "
                 f"created by another strategy ({owner}). Create it in this strategy's scope."
             )
-
-
-def _as_list(leaf: Any) -> Any:
-    return list(leaf.values) if isinstance(leaf, (PerReplica, Variable)) else leaf
-
-
-def _copy_at(leaf: Any, index: int, home: Home) -> Any:
-    """What an update function on copy `index` gets for an argument."""
-    if isinstance(leaf, Variable):
-        return leaf.values[index] if len(leaf.values) > index else leaf.values[0]
-    if isinstance(leaf, PerReplica):
-        return place(leaf.component(index), home)
-    if isinstance(leaf, Mirrored):
-        local = leaf.component(index) if len(leaf.values) > index else leaf.primary
-        return place(local, home)
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
-        return place(leaf, home)
-    return leaf

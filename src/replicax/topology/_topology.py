@@ -107,6 +107,11 @@ class Topology:
             return self.local_devices
         return self.divided_homes(PartitionSpec())
 
+    def home_of(self, device: jax.Device) -> Home:
+        """Return a replica's home, for its first device; any other device is one by itself."""
+        homes = dict(zip(self.local_devices, self.local_homes, strict=True))
+        return homes.get(device, device)
+
     def divided_homes(self, spec: PartitionSpec) -> tuple[NamedSharding, ...]:
         """Where the arrays of replicas with several devices are, if divided in a certain way."""
         return tuple(NamedSharding(mesh, spec) for mesh in self._local_meshes)

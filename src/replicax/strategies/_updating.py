@@ -1,0 +1,150 @@
+"""Changing the copies of variables one by one, where they are: `extended.update`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+from jax.core import Tracer
+
+from replicax import _context, _nest
+from replicax._context import Frame, Kind
+from replicax._typing import Nest
+from replicax.errors import InvalidArgument
+from replicax.topology import Home, Topology
+from replicax.values import Mirrored, PerReplica, place, regroup
+from replicax.variables import Variable, all_or_nothing, require_equal_copies
+
+if TYPE_CHECKING:
+    from replicax.strategies._strategy import Strategy
+
+Arguments = tuple[Sequence[Nest], Mapping[str, Nest]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One call of a function for each copy of a variable, or on each of some devices.
+
+    Args:
+      strategy: The strategy that the copies belong to.
+      method: The name that messages call it by.
+      devices: The local devices of the copies.
+      fn: The function.
+      group: Whether to merge what the calls return; else each leaf is a list.
+    """
+
+    strategy: Strategy
+    method: str
+    devices: tuple[jax.Device, ...]
+    fn: Callable[..., Any]
+    group: bool
+
+    def run(self, frame: Frame, arguments: Arguments) -> Nest:
+        """Call the function; if it fails, no copy has changed."""
+        differ = any(isinstance(leaf, PerReplica) for leaf in _nest.leaves(arguments))
+        if differ:
+            self._require_fitting()
+        if frame.program is None:
+            results = self._for_each_copy(frame, arguments, self.devices)
+            return self._grouped(results, differ and len(self.devices) > 1)
+        if not frame.program.inside:
+            if differ and len(self.devices) > 1:
+                return self._in_replicas(frame, arguments)
+            return self._grouped(self._for_each_copy(frame, arguments, self.devices), False)
+        # Where every replica runs this code, each changes the one copy that is its own.
+        if differ and len(self.devices) == 1:
+            arguments = _nest.transform(self._first_component, arguments)
+        (result,) = self._for_each_copy(frame, arguments, self.devices[:1])
+        if self.group:
+            return regroup([result], self._topology, wrap=Mirrored)
+        if differ and len(self.devices) > 1:
+            return _nest.transform(lambda leaf: _as_list(self._own(leaf)), result)
+        return _nest.transform(lambda leaf: [leaf] * len(self.devices), result)
+
+    @property
+    def _topology(self) -> Topology:
+        return self.strategy.topology
+
+    def _require_fitting(self) -> None:
+        replicas = len(self._topology.local_replicas)
+        if len(self.devices) not in (1, replicas):
+            raise InvalidArgument(
+                f"`{self.method}` got a PerReplica argument with {replicas} components, for "
+                f"{len(self.devices)} copies. Combine it first: "
+                "`strategy.extended.reduce_to(...)`."
+            )
+
+    def _for_each_copy(
+        self, frame: Frame, arguments: Arguments, devices: Sequence[jax.Device]
+    ) -> list[Nest]:
+        results: list[Nest] = []
+        with all_or_nothing(frame) as frame:
+            for index, device in enumerate(devices):
+                here = replace(frame, kind=Kind.UPDATE, copy=index)
+                home = self._topology.home_of(device)
+                with _context.entered(here), jax.default_device(device):
+                    args, kwargs = _nest.transform(
+                        lambda leaf, index=index, home=home: _copy_at(leaf, index, home), arguments
+                    )
+                    results.append(self.fn(*args, **kwargs))
+            assert frame.transaction is not None
+            require_equal_copies(frame.transaction.written, f"`{self.method}`")
+        return results
+
+    def _grouped(self, results: list[Nest], differ: bool) -> Nest:
+        if not self.group:
+            return _nest.transform(lambda *leaves: list(leaves), *results)
+        if differ:
+            return regroup(results, self._topology)
+        same = self.devices == self._topology.local_devices
+        topology = self._topology if same else Topology.of(self.devices)
+        return regroup(results, topology, wrap=Mirrored)
+
+    def _in_replicas(self, frame: Frame, arguments: Arguments) -> Nest:
+        """Run it where each replica has its own copy; outside, copies are one array for all."""
+        grouped = replace(self, group=True)
+
+        def in_replica(args: Sequence[Nest], kwargs: Mapping[str, Nest]) -> Nest:
+            def merged(_: Strategy, args: Any, kwargs: Any) -> Nest:
+                return grouped.run(_context.current(), (args, kwargs))
+
+            replica = _context.current().replica
+            assert replica is not None
+            return replica.merge_call(merged, (args, kwargs))
+
+        assert frame.program is not None
+        result = frame.program.executor.run(self.strategy, frame, in_replica, arguments, {})
+        return result if self.group else _nest.transform(_as_list, result)
+
+    def _first_component(self, leaf: Any) -> Any:
+        """Return what the first replica has of a value, inside of a program."""
+        if not isinstance(leaf, PerReplica):
+            return leaf
+        return self.strategy.collectives.broadcast(leaf).component(0)
+
+    def _own(self, leaf: Any) -> Any:
+        """Return a replica's own result, inside of a program, as a value of all replicas."""
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return PerReplica.from_array(leaf, self._topology, inside=True)
+
+
+def _as_list(leaf: Any) -> Any:
+    return list(leaf.values) if isinstance(leaf, (PerReplica, Variable)) else leaf
+
+
+def _copy_at(leaf: Any, index: int, home: Home) -> Any:
+    """Return what the function gets for an argument on copy `index`."""
+    if isinstance(leaf, Variable):
+        return leaf.values[index] if len(leaf.values) > index else leaf.values[0]
+    if isinstance(leaf, PerReplica):
+        return place(leaf.component(index), home)
+    if isinstance(leaf, Mirrored):
+        local = leaf.component(index) if len(leaf.values) > index else leaf.primary
+        return place(local, home)
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
+        return place(leaf, home)
+    return leaf

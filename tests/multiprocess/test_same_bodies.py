@@ -16,6 +16,8 @@ ALL = [
     "tests/execution",
     "tests/checkpoint",
     "tests/integrations",
+    "tests/parity/test_programs_as_they_are.py",
+    "tests/test_containers.py",
     "tests/test_context.py",
     "tests/test_bad_input.py",
 ]

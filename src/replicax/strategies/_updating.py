@@ -44,23 +44,25 @@ class Update:
 
     def run(self, frame: Frame, arguments: Arguments) -> Nest:
         """Call the function; if it fails, no copy has changed."""
-        differ = any(isinstance(leaf, PerReplica) for leaf in _nest.leaves(arguments))
-        if differ:
+        per_replica = any(isinstance(leaf, PerReplica) for leaf in _nest.leaves(arguments))
+        if per_replica:
             self._require_fitting()
+        # Several replicas may share one copy, which then is the first one's.
+        a_copy_each = len(self.devices) == len(self._topology.local_replicas)
+        differ = per_replica and a_copy_each and self._topology.num_replicas > 1
         if frame.program is None:
-            results = self._for_each_copy(frame, arguments, self.devices)
-            return self._grouped(results, differ and len(self.devices) > 1)
+            return self._grouped(self._for_each_copy(frame, arguments, self.devices), differ)
         if not frame.program.inside:
-            if differ and len(self.devices) > 1:
+            if differ:
                 return self._in_replicas(frame, arguments)
             return self._grouped(self._for_each_copy(frame, arguments, self.devices), False)
         # Where every replica runs this code, each changes the one copy that is its own.
-        if differ and len(self.devices) == 1:
+        if per_replica and not differ:
             arguments = _nest.transform(self._first_component, arguments)
         (result,) = self._for_each_copy(frame, arguments, self.devices[:1])
         if self.group:
             return regroup([result], self._topology, wrap=Mirrored)
-        if differ and len(self.devices) > 1:
+        if differ:
             return _nest.transform(lambda leaf: _as_list(self._own(leaf)), result)
         return _nest.transform(lambda leaf: [leaf] * len(self.devices), result)
 

@@ -39,7 +39,7 @@ class Defect:
 
     @property
     def cured(self) -> bool:
-        """Whether the environment has the flag that cures it."""
+        """True if the environment has the flag that cures it."""
         return bool(self.cure) and self.cure in _flags()
 
     def __str__(self) -> str:

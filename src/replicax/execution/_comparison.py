@@ -97,7 +97,7 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything was the same, but for rounding."""
+        """True if everything was the same, but for rounding."""
         return not self.differences
 
     def __str__(self) -> str:

@@ -19,6 +19,12 @@ from replicax import (
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.checkpoint import Checkpoint, CheckpointManager
 from replicax.cluster import ClusterSpec
+from replicax.collectives import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
 from replicax.execution import AuditDifference, AuditReport, ReplicaContext, audit, function
 from replicax.input import (
     AutoShardPolicy,
@@ -47,7 +53,7 @@ from replicax.strategies import (
 )
 from replicax.topology import Topology
 from replicax.values import DistributedValues, Mirrored, PerReplica
-from replicax.variables import Variable, grad, value_and_grad
+from replicax.variables import IndexedSlices, Variable, grad, value_and_grad
 
 __version__ = "0.1.0"
 
@@ -58,19 +64,24 @@ __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "ClusterSpec",
+    "CrossDeviceOps",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "HierarchicalCopyAllReduce",
+    "IndexedSlices",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "Optimizer",
     "PerReplica",
     "ReduceOp",
+    "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
     "Strategy",

@@ -35,7 +35,7 @@ def deprecated(
                 warnings.warn(
                     f"`{name}` is deprecated, here as in the reference. {instead}",
                     DeprecationWarning,
-                    stacklevel=_frames_to_the_user(),
+                    stacklevel=frames_to_the_user(),
                 )
             return method(self, *args, **kwargs)
 
@@ -44,8 +44,8 @@ def deprecated(
     return decorate
 
 
-def _frames_to_the_user() -> int:
-    """How many frames up the code is that is not ours, for one face may call another."""
+def frames_to_the_user() -> int:
+    """Return how many frames up the code is that is not ours, for `warnings.warn` of the caller."""
     level, frame = 1, sys._getframe(1)
     while frame is not None and _is_ours(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back

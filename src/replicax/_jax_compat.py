@@ -17,11 +17,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax._src import config as _config
+from jax._src import core as _core
 from jax._src import distributed as _distributed
+from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.array import ArrayImpl
+from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib import utils as _utils  # pyright: ignore[reportPrivateImportUsage]
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, get_opaque_trace_state
+
+from replicax.errors import InvalidArgument
 
 
 def thread_configuration() -> Callable[[], AbstractContextManager[None]]:
@@ -166,6 +173,9 @@ def all_gather(array: jax.Array, axis_name: str) -> jax.Array:
 
 # In JAX 0.12 a jaxpr has its constants with it, and `ClosedJaxpr` is another name of `Jaxpr`.
 _CONSTANTS_INSIDE = ClosedJaxpr is Jaxpr
+_untraced = get_opaque_trace_state()
+# In JAX 0.12 every argument of a primitive is made an array before anything else is done with it.
+CANONICAL_FIRST = not hasattr(_core, "canonicalize_value")
 
 
 def without_constants(jaxpr: ClosedJaxpr) -> Jaxpr:
@@ -200,3 +210,65 @@ def apply_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     with equation.ctx.manager:
         results = equation.primitive.bind(*operands, **parameters)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def accept_as_array(
+    kind: type,
+    array_of: Callable[[Any], jax.Array],
+    known_of: Callable[[Any], jax.Array | jax.ShapeDtypeStruct],
+) -> None:
+    """Have every function of JAX take objects of a class, and of its subclasses, as arrays.
+
+    `known_of` gives what is known of the array without computing anything.
+
+    Why: `__jax_array__` serves the functions that convert their arguments. Jitted ones (most of
+    `jax.numpy`) and primitives (`jax.lax`) refuse an object that has it, and the public way around
+    that, a pytree node, would take apart what must stay a leaf in nests.
+    """
+
+    def canonical(value: Any) -> jax.Array:
+        array = array_of(value)
+        return array if isinstance(array, Tracer) else _dtypes.canonicalize_value(array)
+
+    _dtypes.canonicalize_value_handlers[kind] = canonical
+    if CANONICAL_FIRST:
+        _core.pytype_aval_mappings[kind] = lambda value: _core.typeof(known_of(value))
+        return
+
+    # JAX 0.10 canonicalizes Python and NumPy numbers only. What is traced asks the values that it
+    # meets for `dimension_as_value`, which is there for symbolic dimensions; so a whole number,
+    # which may be one (`jnp.linspace(0, 1, variable)`), must not have it. What differentiates asks
+    # for nothing, and would take the object for a constant.
+    def as_dimension(value: Any) -> Callable[[], jax.Array] | None:
+        return None if may_be_dimension(value) else functools.partial(array_of, value)
+
+    def may_be_dimension(value: Any) -> bool:
+        known = known_of(value)
+        return not known.shape and jnp.issubdtype(known.dtype, jnp.integer)
+
+    def aval(value: Any) -> Any:
+        known = known_of(value)
+        traced = isinstance(known, Tracer)
+        overlooked = traced and not isinstance(known, DynamicJaxprTracer)
+        if overlooked or (may_be_dimension(value) and get_opaque_trace_state() != _untraced):
+            # No `TypeError`, in the place of whose message JAX puts one of its own.
+            raise InvalidArgument(
+                f"A {type(value).__name__} of shape {known.shape} and dtype {known.dtype} was "
+                "given to a function of `jax.lax`, or to a jitted one, inside of a JAX "
+                "transformation. Give it the array: `variable.value`, or `jnp.asarray(value)`."
+            )
+        return _core.typeof(known)
+
+    kind.dimension_as_value = property(as_dimension)
+    _core.pytype_aval_mappings[kind] = aval
+
+
+def uncommitted(array: jax.Array) -> jax.Array:
+    """Return the array such that JAX moves it to wherever it is used; it shares the memory.
+
+    Why: arrays that are computed from committed ones are committed, and mixing them with those of
+    another device is an error. The public way to undo that is a round trip through the host.
+    """
+    if not isinstance(array, ArrayImpl) or not array.committed or len(array.devices()) > 1:
+        return array
+    return ArrayImpl(array.aval, array.sharding, array._arrays, committed=False, _skip_checks=True)

@@ -118,6 +118,10 @@ class Replica(Protocol):
         """Meets the other replicas, and calls `fn` once in cross-replica context."""
         ...
 
+    def once(self, label: str, make: Callable[[], Any]) -> Any:
+        """Call `make` once for all replicas, by the first that comes, which waits for nobody."""
+        ...
+
     def merge_call(self, fn: Callable[..., Nest], args: Sequence[Nest]) -> Nest:
         """The same, for values that may be anything."""
         ...

@@ -255,7 +255,7 @@ def task(**fields):
         ({"task": "worker"}, '"task" is not an object with a type and an index; got'),
         (task(index=0), 'The field "task" has no "type"; got'),
         (task(), 'The field "task" has no "type"; got'),
-        (task(type=3, index=0), "type of the task is not a string"),
+        (task(type=[3], index=0), "type of the task is not a string"),
         (task(type="worker", index="one"), "index of the task is not an integer.*got .*one"),
         (task(type="worker", index=1.5), "index of the task is not an integer, 0 or more"),
         (task(type="worker", index=-1), "index of the task is not an integer, 0 or more"),
@@ -761,3 +761,10 @@ def test_accelerators_of_tf_config_can_be_overridden(tf_config):
 def test_a_union_of_no_resolvers_is_refused(resolvers, received):
     with pytest.raises(ClusterError, match=f"one or more cluster resolvers; got {received}"):
         UnionResolver(*resolvers)
+
+
+def test_the_name_of_a_job_may_be_a_number(monkeypatch):
+    config = {"cluster": {"3": ["a:1", "b:1"]}, "task": {"type": 3, "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    resolver = rx.cluster_resolver.TFConfigClusterResolver()
+    assert (resolver.task_type, resolver.task_id, resolver.master()) == ("3", 1, "b:1")

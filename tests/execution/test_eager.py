@@ -188,7 +188,7 @@ def test_a_replicas_error_surfaces_as_itself_with_the_replica_named(culprit, whe
 
 def test_closing_over_an_array_of_another_device_says_what_to_do(two):
     rows = per_replica(two, [1.0, 1.0])
-    total = two.reduce("SUM", rows, axis=None)
+    total = jax.device_put(2.0, two.extended.worker_devices[0])
     with pytest.raises(ValueError, match="incompatible devices") as caught:
         two.run(lambda x: x / total, args=(rows,))
     assert any("Pass it in `args` of `run`" in note for note in caught.value.__notes__)

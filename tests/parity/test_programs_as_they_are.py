@@ -182,7 +182,7 @@ def test_a_value_of_one_component_is_an_array():
     equal(np.asarray(value), 2.5)
     equal(jnp.asarray(value) + 1, 3.5)
     for use in (float, int, np.asarray, jnp.asarray):
-        with pytest.raises(rx.errors.InvalidType, match="one component a replica"):
+        with pytest.raises(rx.errors.InvalidType, match="one component per replica"):
             use(rx.PerReplica((1.0, 2.0)))
 
 

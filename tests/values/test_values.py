@@ -130,11 +130,14 @@ def test_select_takes_components_and_brings_arrays_to_the_replica(two):
     first, second = two.extended.worker_devices
     placed = jax.device_put(jnp.ones(2), first)
     free = jnp.ones(2)
-    chosen = select([rx.PerReplica((1, 2)), placed, free, "text", 7], 1, two.topology)
-    assert chosen[0] == 2
-    assert chosen[1].devices() == {second}
-    assert chosen[2] is free
-    assert chosen[3:] == ["text", 7]
+    for handed in (False, True):
+        chosen = select(
+            [rx.PerReplica((1, 2)), placed, free, "text", 7], 1, two.topology, handed=handed
+        )
+        assert chosen[0] == 2
+        assert chosen[1].devices() == {second}
+        assert chosen[2] is free if handed else chosen[2].devices() == {second}
+        assert chosen[3:] == ["text", 7]
 
 
 def test_local_results(strategy):

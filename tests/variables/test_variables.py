@@ -403,7 +403,7 @@ def test_a_value_that_was_handed_out_stays_what_it_was(two):
     equal(parts[1], [1, 2])
 
 
-@pytest.mark.parametrize("refuse", [pickle.dumps, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("refuse", [pickle.dumps, copy.copy])
 def test_variables_are_not_pickled_or_copied(two, refuse):
     for variable in (make(two, 1.0), rx.Variable(1.0)):
         with pytest.raises(TypeError, match="cannot be pickled"):

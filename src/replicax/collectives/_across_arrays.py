@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from replicax import _context
 from replicax._enums import ReduceOp
 from replicax.collectives._dispatch import launch
 from replicax.collectives._interface import (
@@ -120,6 +121,8 @@ class AcrossArrays(Collectives):
 
     def distribute(self, values: Sequence[Any]) -> PerReplica:
         topology = self._topology
+        if _context.current().program is not None:  # one for the replicas of all workers
+            return PerReplica.stacked(jnp.stack(values), topology)
         parts = [
             place(values[replica], home)
             for replica, home in zip(topology.local_replicas, topology.local_homes, strict=True)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._describing import described
 from replicax._enums import ReduceOp, VariableAggregation
 from replicax.collectives._options import CommunicationOptions
 from replicax.errors import InvalidType, ShapeMismatch
@@ -100,7 +101,7 @@ def require_numeric(value: Any, method: str) -> None:
             dtype = np.asarray(component).dtype
         if not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
             raise InvalidType(
-                f"`{method}` combines numbers; got {component!r} of type "
+                f"`{method}` combines numbers; got {described(component)} of type "
                 f"{type(component).__name__} (dtype {dtype})."
             )
 

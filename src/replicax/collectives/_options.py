@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from replicax._describing import described
 from replicax.errors import InvalidArgument
 
 
@@ -83,5 +84,5 @@ def merge_options(
     if isinstance(given, CollectiveHints):
         return CommunicationOptions(given.bytes_per_pack, given.timeout_seconds)
     raise InvalidArgument(
-        f"Options have to be CommunicationOptions or CollectiveHints; got {given!r}."
+        f"Options have to be CommunicationOptions or CollectiveHints; got {described(given)}."
     )

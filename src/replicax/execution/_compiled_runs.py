@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import types
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, final
 
-from replicax.errors import PerformanceHint
+from replicax._hints import hint
 
 _MANY_VARIANTS = 16
 
@@ -44,13 +43,11 @@ class CompiledRuns:
         if self._variants[identity.code] > _MANY_VARIANTS:
             return self._compile(fn)  # another one every time, and not worth keeping
         if self._variants[identity.code] == _MANY_VARIANTS:
-            warnings.warn(
+            hint(
                 f"`{getattr(fn, '__qualname__', fn)}`, given to `run` in a loop over a dataset, "
                 f"has closed over other values {_MANY_VARIANTS} times, and is compiled anew each "
                 "time, which is slow. Pass what changes as an argument: "
-                "`strategy.run(fn, args=(batch, value))`.",
-                PerformanceHint,
-                stacklevel=5,
+                "`strategy.run(fn, args=(batch, value))`."
             )
         # What is known by its id has to live as long as that means it. `fn` does not see to that:
         # its closure is shared with the loop, which puts other values there.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import types
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -16,8 +15,8 @@ from jax.errors import (
 )
 
 from replicax._context import Frame
+from replicax._hints import hint
 from replicax._typing import Nest
-from replicax.errors import PerformanceHint
 from replicax.execution._eager import EagerExecutor
 from replicax.execution._executor import Executor
 from replicax.execution._function import Function, runs_as_python
@@ -88,11 +87,9 @@ class CompilingExecutor(Executor):
         code = getattr(made, "__code__", None)
         self._same_code[code] += code is not None
         if self._same_code[code] == _MANY_FUNCTIONS:
-            warnings.warn(
+            hint(
                 f"`{function.__name__}`, given to `run`, was another function object "
                 f"{_MANY_FUNCTIONS} times, and is compiled anew each time, which is slow. Define "
                 "it once, outside of the loop, and pass what changes as an argument: "
-                "`strategy.run(fn, args=(batch, value))`.",
-                PerformanceHint,
-                stacklevel=6,
+                "`strategy.run(fn, args=(batch, value))`."
             )

@@ -54,6 +54,10 @@ class DirectExecutor(Executor, Merger):
         with _context.entered(replace(_context.current(), kind=Kind.CROSS_REPLICA)):
             return _unwrapped(meeting.fn(self._strategy, *args, **kwargs))
 
+    def once(self, local_index: int, label: str, make: Callable[[], Any]) -> Any:
+        with _context.entered(replace(_context.current(), kind=Kind.CROSS_REPLICA)):
+            return make()
+
 
 def _unwrapped(nest: Nest) -> Nest:
     """Distributed values as their one component; arrays stay where they are."""

@@ -27,10 +27,13 @@ from jax.extend.core import get_opaque_trace_state
 
 from replicax import _bridges, _context, _nest
 from replicax._context import Frame, Kind
+from replicax._hints import hint
 from replicax._jax_compat import thread_configuration
 from replicax._typing import Nest
-from replicax.errors import CollectiveMismatch, MeetingInTrace, PerformanceHint
+from replicax.errors import CollectiveMismatch, MeetingInTrace
 from replicax.execution._executor import Executor
+from replicax.execution._made_once import MadeOnce
+from replicax.execution._recipes import add_recipe
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.values import PerReplica, regroup, require_home, select
 from replicax.variables import all_or_nothing, require_equal_copies
@@ -76,12 +79,10 @@ class EagerExecutor(Executor):
             return
         self._runs[code] += 1
         if self._runs[code] == _MANY_RUNS:
-            warnings.warn(
+            hint(
                 f"`{getattr(fn, '__qualname__', fn)}` has been run eagerly {_MANY_RUNS} times. "
                 "Compiled it is faster: `strategy.run(rx.function(fn), ...)`, or `strategy.run` "
-                "inside an `rx.function`.",
-                PerformanceHint,
-                stacklevel=5,
+                "inside an `rx.function`."
             )
 
 
@@ -144,6 +145,7 @@ class _Round(Merger):
         self._released = False
         self._failure: BaseException | None = None
         self._raised_together: BaseException | None = None
+        self._made = MadeOnce()
 
     def play(self) -> list[Nest]:
         """Runs every replica to its end; returns what they returned."""
@@ -184,6 +186,13 @@ class _Round(Merger):
             error, player.error = player.error, None
             raise error
         return player.outcome
+
+    def once(self, local_index: int, label: str, make: Callable[[], Any]) -> Any:
+        key = self._made.next_key(local_index)
+        if local_index > 0:
+            return self._made.find(key, label, self._strategy)
+        with _bridges.away(), _context.entered(self._frame):
+            return self._made.note(key, make)
 
     def _meet(self, index: int) -> None:
         """On the caller's thread: brings the other replicas here, then does what they came for."""
@@ -255,6 +264,7 @@ class _Round(Merger):
             player.phase = _Phase.RETURNED
         except BaseException as error:
             player.error, player.phase = error, _Phase.FAILED
+            add_recipe(error)
             named = error is self._raised_together or isinstance(error, _Released)
             if len(self._players) > 1 and not named:
                 error.add_note(f"Raised in replica {replica_id} of {self._strategy!r}.")
@@ -264,12 +274,6 @@ class _Round(Merger):
                         "rows than replicas. Write the function so that it takes none (sums "
                         "divided by the global batch size, and no means), or leave such batches "
                         "out: `dataset.batch(size, drop_remainder=True)`."
-                    )
-                if "incompatible devices" in str(error):  # JAX does not say where it came from
-                    error.add_note(
-                        "An array that the function closes over is on another replica's device, "
-                        "such as a result of `reduce`. Pass it in `args` of `run`, which brings it "
-                        "to every replica; compiled functions (`rx.function`) need not."
                     )
 
     def _start(self, index: int) -> None:

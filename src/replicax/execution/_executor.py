@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax._context import Frame
+from replicax._describing import described
 from replicax._typing import Nest
 from replicax.errors import InvalidType
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def require_call(method: str, fn: Any, args: Any) -> None:
     """Refuses what `method` cannot call."""
     if not callable(fn):
-        raise InvalidType(f"`{method}` needs a function; got {fn!r}.")
+        raise InvalidType(f"`{method}` needs a function; got {described(fn)}.")
     if not isinstance(args, (tuple, list)):
         raise InvalidType(
             f"`args` of `{method}` has to be a tuple or a list; got {type(args).__name__}. For a "

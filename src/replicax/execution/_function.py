@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final, overload
@@ -14,13 +13,14 @@ from jax.extend.core import get_opaque_trace_state
 
 from replicax import _bridges, _context, _nest
 from replicax._context import Frame, Kind
+from replicax._describing import described
+from replicax._hints import hint
 from replicax._typing import Nest
 from replicax.errors import (
     AuditFailed,
     ContextError,
     InvalidArgument,
     InvalidType,
-    PerformanceHint,
 )
 from replicax.execution._audit import Samples, audit_program
 from replicax.execution._comparison import AuditReport, Tolerance
@@ -33,6 +33,7 @@ from replicax.execution._pulling import (
     Pulling,
     Pulls,
 )
+from replicax.execution._recipes import add_recipe
 from replicax.execution._signature import Signature, signature_of
 from replicax.execution._state_lifting import Lifted
 
@@ -290,6 +291,9 @@ class Function:
             way = _AsPython.LOOP
         except NotOneProgram:
             way = _AsPython.UNEVEN
+        except Exception as error:
+            add_recipe(error)
+            raise
         entry: Lifted | _Pulling | _AsPython = way
         if pulls.iterators or pulling is not None:
             entry = pulling or Pulling()
@@ -312,24 +316,20 @@ class Function:
     def _warn_of_uneven_shares(self) -> None:
         self._uneven_calls += 1
         if self._uneven_calls == _MANY_UNEVEN_CALLS:
-            warnings.warn(
+            hint(
                 f"`{self.__name__}` has run eagerly {_MANY_UNEVEN_CALLS} times, because the "
                 "replicas' shares had different shapes, or held strings. Compiled it is faster: "
-                "use a global batch that divides by the number of replicas, and arrays of numbers.",
-                PerformanceHint,
-                stacklevel=5,
+                "use a global batch that divides by the number of replicas, and arrays of numbers."
             )
 
     def _warn_of_retracing(self, reason: str) -> None:
         if self._warned or self.tracing_count <= _MANY_TRACES:
             return
         self._warned = True
-        warnings.warn(
+        hint(
             f"`{self.__name__}` has been traced {self.tracing_count} times, which is slow. The "
             f"last time because {reason}. Pass numbers that change as arrays (`jnp.asarray(x)`), "
-            "and batches of one size.",
-            PerformanceHint,
-            stacklevel=7,
+            "and batches of one size."
         )
 
     def __repr__(self) -> str:
@@ -396,7 +396,7 @@ def function(fn: Callable[..., Any] | None = None, *, input_signature: Any = Non
     if isinstance(fn, Function):
         return Function(fn.python_function, input_signature)
     if not callable(fn):
-        raise InvalidType(f"`rx.function` compiles a function; got {fn!r}.")
+        raise InvalidType(f"`rx.function` compiles a function; got {described(fn)}.")
     return Function(fn, input_signature)
 
 
@@ -440,6 +440,6 @@ def audit(
     if isinstance(function, FunctionOfInstance):
         function, args = function.function, (function.instance, *args)
     if not callable(function):
-        raise InvalidType(f"`rx.audit` calls a function; got {function!r}.")
+        raise InvalidType(f"`rx.audit` calls a function; got {described(function)}.")
     compiled = function if isinstance(function, Function) else Function(function)
     return compiled.audit(args, kwargs, Tolerance(rtol, atol))

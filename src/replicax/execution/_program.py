@@ -36,7 +36,7 @@ from replicax.execution._pulling import GoesThroughDataset, NotOneProgram, Pulls
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.topology import REPLICA_AXIS, Topology
 from replicax.values import Mirrored, PerReplica, select
-from replicax.variables import Variable, VariableRequest, all_or_nothing
+from replicax.variables import Variable, all_or_nothing
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -230,8 +230,6 @@ class _InnerLevel(_Level, Merger):
         topology = self._strategy.topology
 
         def dress(leaf: Any) -> Any:
-            if isinstance(leaf, VariableRequest):
-                return PerReplica([leaf] * len(topology.local_replicas), topology)
             if topology.num_replicas == 1 and not meeting.always_wrap:
                 return leaf
             if isinstance(leaf, Tracer) or (meeting.always_wrap and _is_numeric(leaf)):
@@ -243,6 +241,11 @@ class _InnerLevel(_Level, Merger):
         with _context.entered(replace(self._cross_replica, transaction=transaction)):
             result = meeting.fn(self._strategy, *args, **kwargs)
         return select(result, 0, topology)
+
+    def once(self, local_index: int, label: str, make: Callable[[], Any]) -> Any:
+        transaction = _context.current().transaction
+        with _context.entered(replace(self._cross_replica, transaction=transaction)):
+            return make()
 
 
 @final

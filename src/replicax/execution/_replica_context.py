@@ -68,6 +68,13 @@ class Merger(ABC):
         The arguments are merged over the replicas as `regroup` says.
         """
 
+    @abstractmethod
+    def once(self, local_index: int, label: str, make: Callable[[], Any]) -> Any:
+        """Call `make` once for all replicas, in cross-replica context; hand out the result.
+
+        The first replica does it when it comes by, and waits for nobody.
+        """
+
 
 @final
 class ReplicaContext:
@@ -268,17 +275,29 @@ class ReplicaContext:
             Meeting(label, fn, (tuple(args), {}), always_wrap=True, subjects=tuple(subjects))
         )
 
+    def once(self, label: str, make: Callable[[], Any]) -> Any:
+        """Call `make` once for all replicas, in cross-replica context.
+
+        The first replica that comes by does it, and goes on. So what it leaves in an object of the
+        user, such as a variable under a name, the others find there.
+        """
+        self._require_running(label)
+        return self._merger.once(self._local_index, label, make)
+
     def _meet(self, meeting: Meeting) -> Nest:
+        self._require_running(meeting.label)
+        return self._merger.merge(self._local_index, meeting)
+
+    def _require_running(self, label: str) -> None:
         frame = _context.current()
         here = frame.replica is self or (self._identity is None and frame.strategy is None)
         if frame.kind is not Kind.REPLICA or not here:
             raise ContextError(
-                f"`{meeting.label}` was called on replica {self._replica_id} of "
+                f"`{label}` was called on replica {self._replica_id} of "
                 f"{self._strategy!r} outside of its replica context. Current context: {frame}. "
                 "Call it in the function given to `strategy.run`; across replicas use "
                 "`strategy.reduce` or `strategy.gather`."
             )
-        return self._merger.merge(self._local_index, meeting)
 
     def _numeric_leaves(self, value: Nest, method: str) -> tuple[list[jax.Array], Any]:
         leaves, structure = _nest.flatten(value)

@@ -13,6 +13,7 @@ import numpy as np
 
 from replicax import _bridges, _nest
 from replicax._context import Frame
+from replicax._describing import described
 from replicax._typing import Nest
 from replicax.errors import InvalidType
 from replicax.input import DistributedIterator
@@ -286,6 +287,7 @@ def _static_key(leaf: Any) -> _Static:
         return _Static(leaf)
     except TypeError:
         raise InvalidType(
-            f"An `rx.function` got an argument that is neither an array nor hashable: {leaf!r} of "
-            f"type {type(leaf).__name__}. Register the type as a pytree, or pass arrays."
+            "An `rx.function` got an argument that is neither an array nor hashable: "
+            f"{described(leaf)} of type {type(leaf).__name__}. Register the type as a pytree, or "
+            "pass arrays."
         ) from None

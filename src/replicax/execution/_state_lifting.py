@@ -24,7 +24,7 @@ from replicax.execution._program import OuterLevel, Plan
 from replicax.execution._pulling import NotOneProgram, Pulls
 from replicax.input import DistributedIterator
 from replicax.topology import Topology
-from replicax.values import Mirrored, PerReplica
+from replicax.values import Mirrored, PerReplica, as_plain
 from replicax.variables import Variable, require_equal_copies, reusing_states
 
 # States are taken, passed to a program that may reuse their memory, and replaced: one at a time.
@@ -267,9 +267,9 @@ class _Outputs:
 
 
 def _first_copy(array: jax.Array, topology: Topology | None) -> jax.Array:
-    """A plain result is where the first replica is, as in eager execution."""
+    """Return a plain result, which is where the first replica is, as in eager execution."""
     if topology is None or isinstance(array, Tracer):
         return array
-    if topology.logical_devices_per_replica == 1:
-        return array.addressable_data(0)
-    return Mirrored.from_array(array, topology).primary
+    if topology.logical_devices_per_replica > 1:
+        return as_plain(Mirrored.from_array(array, topology).primary, topology)
+    return as_plain(array.addressable_data(0), topology)

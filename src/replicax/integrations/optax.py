@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from replicax import _nest, checkpoint
+from replicax._describing import described
 from replicax._enums import ReduceOp, VariableAggregation
 from replicax._typing import Nest
 from replicax.checkpoint import Deferred, NameOf, TakenApart
@@ -28,7 +30,7 @@ from replicax.execution import ReplicaContext
 from replicax.strategies import Strategy, get_replica_context, get_strategy
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica
-from replicax.variables import Variable
+from replicax.variables import Variable, value_and_grad
 
 if TYPE_CHECKING:
     import optax
@@ -68,7 +70,7 @@ class Optimizer:
         if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
             raise InvalidType(
                 "An Optimizer wraps an Optax transformation, such as `optax.adam(1e-3)`; got "
-                f"{tx!r}."
+                f"{described(tx)}."
             )
         self._tx = tx
         self._name = name
@@ -79,6 +81,7 @@ class Optimizer:
         self._slot_paths: list[Any] = []
         self._restored: tuple[Deferred, NameOf] | None = None
         self._warned = False
+        self._copied = False
         self._iterations = Variable(
             0,
             trainable=False,
@@ -138,6 +141,62 @@ class Optimizer:
             subjects=(self, *variables),
         )
 
+    def minimize(
+        self,
+        loss: Callable[[], Any],
+        var_list: Nest,
+        name: str | None = None,
+        *,
+        skip_gradients_aggregation: bool | None = None,
+    ) -> jax.Array:
+        """Compute the gradients of a loss, and change the variables by them.
+
+        In replica context the gradients are summed over the replicas, as `apply_gradients` does.
+
+        Args:
+          loss: A function without arguments that returns a scalar and reads the variables.
+          var_list: The variables to change, as a list or another nest.
+          name: Accepted for the sake of programs written for the reference.
+          skip_gradients_aggregation: As of `apply_gradients`.
+
+        Returns:
+          The loss, before the variables were changed.
+
+        >>> import optax, replicax as rx
+        >>> weight = rx.Variable(3.0)
+        >>> optimizer = rx.Optimizer(optax.sgd(0.5))
+        >>> float(optimizer.minimize(lambda: weight**2, [weight])), float(weight)
+        (9.0, 0.0)
+        """
+        if not callable(loss):
+            raise InvalidType(
+                "`loss` of `minimize` must be a function that computes it, since there is no tape; "
+                f"got {described(loss)}. Write `lambda: loss_of(batch)`."
+            )
+        value, gradients = value_and_grad(loss, var_list)()
+        self.apply_gradients(
+            gradients,
+            var_list,
+            name=name,
+            skip_gradients_aggregation=skip_gradients_aggregation,
+        )
+        return value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Optimizer:
+        """Create an optimizer with a state of its own, for the same variables or copies of them.
+
+        It tells copies by their order, names and shapes.
+        """
+        memo[id(self)] = copied = object.__new__(type(self))
+        copied.__dict__.update(
+            self.__dict__,
+            _iterations=copy.deepcopy(self._iterations, memo),
+            _slots=[copy.deepcopy(slot, memo) for slot in self._slots],
+            _copied=True,
+        )
+        copied.__dict__.pop("_step", None)  # a compiled function, of this one's structure
+        return copied
+
     def _merge_and_apply(
         self,
         strategy: Strategy,
@@ -183,6 +242,7 @@ class Optimizer:
             [_like(gradient, value, get_strategy().topology) for gradient, value in ordered],
             [variable.cross_replica_array() for variable in self.variables],
             [value for _, value in ordered],
+            tuple(variable.constraint for variable in trained),
         )
         for variable, value in zip(
             (*trained, *self.variables), (*new_values, *new_state), strict=True
@@ -197,17 +257,23 @@ class Optimizer:
     def _step(self) -> Any:
         import optax  # here, because importing replicax should not take its 0.4 s
 
-        def step(gradients: Any, state: Any, values: Any) -> tuple[Any, Any]:
+        def step(gradients: Any, state: Any, values: Any, constraints: Any) -> tuple[Any, Any]:
             iterations, *slots = state
             updates, new_slots = self._tx.update(
                 gradients, jax.tree.unflatten(self._structure, slots), values
             )
-            new_values = optax.apply_updates(values, updates)
+            moved: Any = optax.apply_updates(values, updates)
+            new_values = [
+                value if constraint is None else jnp.asarray(constraint(value), value.dtype)
+                for value, constraint in zip(moved, constraints, strict=True)
+            ]
             return new_values, [iterations + 1, *jax.tree.leaves(new_slots)]
 
-        return jax.jit(step)
+        return jax.jit(step, static_argnums=3)
 
     def _require_same(self, variables: Sequence[Variable]) -> None:
+        if self._copied and self._trained is not None:
+            self._adopt_copies(variables, self._trained)
         trained = self._trained
         if trained is not None and {id(v) for v in variables} != {id(v) for v in trained}:
             raise InvalidArgument(
@@ -215,6 +281,13 @@ class Optimizer:
                 f"{_names(variables)}. Give it the same variables every time, or use an optimizer "
                 "for each set."
             )
+
+    def _adopt_copies(self, variables: Sequence[Variable], trained: Sequence[Variable]) -> None:
+        """Train copies in the place of the variables that they were made of."""
+        same = {id(v) for v in variables} == {id(v) for v in trained}
+        if not same and list(map(_identity, variables)) == list(map(_identity, trained)):
+            self._trained = tuple(variables)
+        self._copied = False
 
     def _make_slots(self, variables: Sequence[Variable]) -> tuple[list[Variable], Any]:
         """The optimizer's state as variables, each where its variable is."""
@@ -264,8 +337,8 @@ class Optimizer:
         for gradient, variable in pairs:
             if not isinstance(variable, Variable):
                 raise InvalidType(
-                    f"`apply_gradients` takes (gradient, variable) pairs; got {variable!r} in the "
-                    "place of a variable."
+                    "`apply_gradients` takes (gradient, variable) pairs; got "
+                    f"{described(variable)} in the place of a variable."
                 )
             if gradient is None:
                 raise InvalidArgument(
@@ -351,6 +424,11 @@ def _slot_name(
     if name is None:
         return f"slots/{jax.tree_util.keystr(tuple(path))}"
     return f"slots/{jax.tree_util.keystr(tuple(path[:-1]))}/{name}"
+
+
+def _identity(variable: Variable) -> tuple[Any, ...]:
+    """Return what a variable and a copy of it have in common."""
+    return variable.name, variable.shape, variable.dtype
 
 
 def _names(variables: Sequence[Variable]) -> str:

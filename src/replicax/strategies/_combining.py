@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _nest
+from replicax._describing import described
 from replicax._enums import ReduceOp, VariableSynchronization
 from replicax._typing import Nest
 from replicax.collectives import CommunicationOptions, require_numeric
 from replicax.errors import InvalidArgument, InvalidType, ShapeMismatch
-from replicax.values import Mirrored, PerReplica, Shape, describe_shapes
+from replicax.values import Mirrored, PerReplica, Shape, as_plain, describe_shapes
 from replicax.variables import Variable
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Axis = int | Sequence[int] | None
 
 
 def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) -> Nest:
-    """One array for each leaf, on the first local device."""
+    """Return one array per leaf, which JAX takes to wherever it is used."""
     collectives = strategy.collectives
     leaves, structure = _nest.flatten(nest)
     values = reducible(strategy, op, leaves, "reduce")
@@ -32,14 +33,14 @@ def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) ->
         distributed = [value for value in values if value is not None]
         reduced = iter(collectives.reduce(op, distributed, CommunicationOptions()))
         outputs = [
-            leaf_array(leaf) if value is None else next(reduced).primary
+            leaf_array(leaf) if value is None else _plain(next(reduced))
             for leaf, value in zip(leaves, values, strict=True)
         ]
     else:
         outputs = [
             jnp.mean(leaf_array(leaf), axis=_axes(axis, [leaf_array(leaf).shape]))
             if value is None
-            else collectives.reduce_over(op, value, _axes(axis, value.shapes)).primary
+            else _plain(collectives.reduce_over(op, value, _axes(axis, value.shapes)))
             for leaf, value in zip(leaves, values, strict=True)
         ]
     return jax.tree.unflatten(structure, outputs)
@@ -48,32 +49,56 @@ def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) ->
 def reducible(
     strategy: StrategyLike, op: ReduceOp, leaves: Sequence[Any], method: str
 ) -> list[PerReplica | None]:
-    """Each leaf as one component a replica; None for what is the same on all, if that is fine."""
-    values = [as_per_replica(strategy, leaf) for leaf in leaves]
+    """Return each leaf as one component per replica; None for what is the same on all replicas."""
+    values = [
+        _of_workers(strategy, op, leaf, method)
+        if _is_workers_own(strategy, leaf)
+        else as_per_replica(strategy, leaf)
+        for leaf in leaves
+    ]
     for leaf, value in zip(leaves, values, strict=True):
         require_numeric(leaf if value is None else value, method)
         if value is None and op is not ReduceOp.MEAN:
             raise InvalidArgument(
                 f"`{method}` by {op.value} got a value that is the same on all replicas of "
-                f"{strategy!r}: {leaf!r}. Summing it would multiply it by the number of replicas, "
-                "which is hardly ever meant. Use MEAN, or reduce what `strategy.run` returned; of "
-                "an object that all replicas return, such as a small Python number, `run` makes "
-                "no per-replica value: return `jnp.asarray(number)`."
+                f"{strategy!r}: {described(leaf)}. Summing it would multiply it by the number of "
+                "replicas, which is hardly ever meant. Use MEAN, or reduce what `strategy.run` "
+                "returned; of an object that all replicas return, such as a small Python number, "
+                "`run` makes no per-replica value: return `jnp.asarray(number)`."
             )
     return values
 
 
+def _is_workers_own(strategy: StrategyLike, leaf: Any) -> bool:
+    """Tell whether each of several workers has a value of its own, which is not distributed."""
+    distributed = isinstance(leaf, (PerReplica, Mirrored, Variable))
+    return strategy.topology.spans_processes and not distributed
+
+
+def _of_workers(strategy: StrategyLike, op: ReduceOp, leaf: Any, method: str) -> PerReplica:
+    """Return what each worker has as a per-replica value, in which every worker counts once."""
+    require_numeric(leaf, method)
+    array, devices = leaf_array(leaf), strategy.topology.devices
+    firsts = [
+        not replica or devices[replica - 1][0].process_index != devices[replica][0].process_index
+        for replica in range(len(devices))
+    ]
+    once = op is ReduceOp.SUM
+    shares = [array if first or not once else jnp.zeros_like(array) for first in firsts]
+    return strategy.collectives.distribute(shares)
+
+
 def gather_nest(strategy: StrategyLike, nest: Nest, axis: int) -> Nest:
-    """Each leaf's components one after another, on the first local device."""
+    """Return each leaf's components one after another, as one array."""
 
     def gather(leaf: Any) -> jax.Array:
         value = as_per_replica(strategy, leaf, mirrored_too=True)
         if value is None:
             raise InvalidType(
-                f"`gather` needs a distributed value; got {leaf!r}, which is not one. Gather what "
-                "`strategy.run` returned."
+                f"`gather` needs a distributed value; got {described(leaf)}, which is not one. "
+                "Gather what `strategy.run` returned."
             )
-        return strategy.collectives.gather(value, axis, CommunicationOptions()).primary
+        return _plain(strategy.collectives.gather(value, axis, CommunicationOptions()))
 
     return _nest.transform(gather, nest)
 
@@ -96,6 +121,11 @@ def as_per_replica(
     if topology.num_replicas == 1:
         return PerReplica([leaf_array(leaf)], topology)
     return None
+
+
+def _plain(value: Mirrored) -> jax.Array:
+    assert value.topology is not None
+    return as_plain(value.primary, value.topology)
 
 
 def leaf_array(leaf: Any) -> jax.Array:

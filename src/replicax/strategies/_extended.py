@@ -12,6 +12,7 @@ import jax
 from replicax import _bridges, _context, _nest, cluster
 from replicax._context import Frame
 from replicax._deprecation import deprecated
+from replicax._describing import described
 from replicax._enums import ReduceOp
 from replicax._known_bad import warn_of_defects
 from replicax._typing import DeviceLike, Nest
@@ -345,7 +346,7 @@ class StrategyExtended:
             return firsts or tuple(sorted(held, key=lambda device: device.id))
         raise InvalidType(
             f"Destinations are a variable, a distributed value, a device or several; got "
-            f"{destinations!r}."
+            f"{described(destinations)}."
         )
 
     # Input.
@@ -357,8 +358,8 @@ class StrategyExtended:
         """A Grain dataset of the rows of a nest of arrays; `rx.from_tensor_slices` is the same."""
         if session is not None:
             raise InvalidArgument(
-                f"`session` has to be None; got {session!r}. There are no sessions on JAX: what is "
-                "called has been run when it returns."
+                f"`session` must be None; got {described(session)}. There are no sessions on JAX: "
+                "what is called has been run when it returns."
             )
         return from_tensor_slices(numpy_input)
 
@@ -388,7 +389,7 @@ class StrategyExtended:
         """
         frame = _context.cross_replica(self._strategy, "update")
         if not isinstance(var, Variable):
-            raise InvalidType(f"`update` changes a variable; got {var!r}.")
+            raise InvalidType(f"`update` changes a variable; got {described(var)}.")
         self._require_own(var, "update")
         require_call("update", fn, args)
         devices = tuple(copy.device for copy in var.values)
@@ -442,7 +443,7 @@ class StrategyExtended:
         elif self._devices_of(colocate_with_variable) != self.parameter_devices:
             raise InvalidArgument(
                 f"`colocate_vars_with` takes a variable, or the devices that `non_slot_devices` "
-                f"gives: {self.parameter_devices}. Got {colocate_with_variable!r}."
+                f"gives: {self.parameter_devices}. Got {described(colocate_with_variable)}."
             )
         with _context.entered(replace(frame, colocate_with=colocate_with_variable, partition=None)):
             yield

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from replicax._typing import DeviceLike
+from replicax.collectives import CrossDeviceOps, require_cross_device_ops
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._strategy import Strategy
 from replicax.topology import Topology, best_devices
@@ -18,6 +19,8 @@ class MirroredStrategy(Strategy):
 
     Args:
       devices: The devices; by default all of the best kind there is.
+      cross_device_ops: Accepted for the sake of programs written for the reference; XLA chooses how
+        devices communicate.
       logical_devices_per_replica: How many devices, one after another, form a replica; see
         `experimental_split_to_logical_devices` and `extended.partition`.
 
@@ -29,9 +32,11 @@ class MirroredStrategy(Strategy):
     def __init__(
         self,
         devices: Sequence[DeviceLike] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
         *,
         logical_devices_per_replica: int = 1,
     ) -> None:
+        require_cross_device_ops(cross_device_ops)
         super().__init__(mirrored(self, devices, logical_devices_per_replica))
 
 

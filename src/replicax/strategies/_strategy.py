@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax import _bridges, _context, _nest
+from replicax._describing import described
 from replicax._enums import ReduceOp
 from replicax._typing import Nest
 from replicax.errors import ContextError, InvalidArgument, InvalidType, NotPicklable
@@ -156,7 +157,9 @@ class Strategy:
           replicas return is that object; with one replica, leaves are as `fn` returned them.
         """
         if options is not None and not isinstance(options, RunOptions):
-            raise InvalidType(f"`options` of `run` has to be a RunOptions; got {options!r}.")
+            raise InvalidType(
+                f"`options` of `run` has to be a RunOptions; got {described(options)}."
+            )
         return self._extended.execute("run", fn, args, kwargs)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: Axis) -> Nest:
@@ -213,7 +216,7 @@ class Strategy:
     ) -> Nest:
         """A per-replica value made by calling `value_fn` with a `ValueContext` for each replica."""
         if not callable(value_fn):
-            raise InvalidType(f"`value_fn` has to be a function; got {value_fn!r}.")
+            raise InvalidType(f"`value_fn` has to be a function; got {described(value_fn)}.")
         topology = self.topology
         with _context.entered(
             _context.cross_replica(self, "experimental_distribute_values_from_function")
@@ -283,7 +286,7 @@ class Strategy:
         if not isinstance(logical_device_id, int) or not 0 <= logical_device_id < count:
             raise InvalidArgument(
                 f"`logical_device_id` has to be one of the {count} logical device(s) of a replica, "
-                f"from 0 to {count - 1}; got {logical_device_id!r}."
+                f"from 0 to {count - 1}; got {described(logical_device_id)}."
             )
         return self.experimental_replicate_to_logical_devices(tensor)
 

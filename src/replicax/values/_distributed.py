@@ -8,6 +8,7 @@ Inside the part of a program that every replica runs, the array is the replica's
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self, final
@@ -19,7 +20,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _context, cluster
-from replicax._jax_compat import all_gather
+from replicax._jax_compat import accept_as_array, all_gather, uncommitted
 from replicax._operators import ArrayOperators
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable, ShapeMismatch
 from replicax.topology import REPLICA_AXIS, Home, Topology
@@ -86,9 +87,63 @@ class DistributedValues(ABC):
         values = self.values
         return type(self)((*values[:index], component, *values[index + 1 :]), self._topology)
 
+    def own_component(self) -> Any | None:
+        """Return what the replica that is running has of it; None outside of its replicas.
+
+        For values that a function closes over: what it is given has been taken apart already.
+        """
+        if not self._is_captured():
+            return None
+        frame = _context.current()
+        assert frame.replica is not None
+        assert frame.strategy is not None
+        if frame.program is None:
+            return self.values[frame.replica.local_index]
+        return self._captured(frame.strategy.topology, frame.replica.replica_id_in_sync_group)
+
+    def _is_captured(self) -> bool:
+        """Tell whether a function that closes over the value runs, as one of its replicas."""
+        frame = _context.current()
+        if frame.replica is None or frame.strategy is None or self._inside:
+            return False
+        topology = frame.strategy.topology
+        if self._topology is None:
+            return len(self.values) == len(topology.local_replicas)
+        return self._topology == topology
+
+    @abstractmethod
+    def _captured(self, topology: Topology, replica: int | jax.Array) -> jax.Array:
+        """Return what a replica has, in a program that closes over the value."""
+
     @abstractmethod
     def array(self, topology: Topology) -> jax.Array:
         """The global array over the mesh of `topology`."""
+
+    # As an array, where it is one.
+
+    @property
+    def shape(self) -> Shape:
+        return self.known().shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.known().dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @abstractmethod
+    def _as_array(self) -> jax.Array:
+        """Return the array that the value is here; refuse to, if it is several."""
+
+    @abstractmethod
+    def known(self) -> jax.Array | jax.ShapeDtypeStruct:
+        """Return what is known of that array without computing anything."""
 
     @classmethod
     def _of_array(cls, array: jax.Array, topology: Topology | None, inside: bool) -> Self:
@@ -185,6 +240,14 @@ class PerReplica(DistributedValues):
         self._shapes = None
         return self
 
+    @classmethod
+    def stacked(cls, array: jax.Array, topology: Topology) -> PerReplica:
+        """Of an array with a dimension for the replicas of all workers in front."""
+        if array.ndim == 1:
+            return cls.from_array(array, topology, scalars=True)
+        replicas, rows, *rest = array.shape
+        return cls.from_array(array.reshape(replicas * rows, *rest), topology)
+
     def at_home(self, topology: Topology) -> PerReplica:
         """The value as one of `topology`; one that was made by hand does not know of workers."""
         if self._topology is None and topology.spans_processes:
@@ -199,7 +262,7 @@ class PerReplica(DistributedValues):
         if self._inside and topology is not None:
             return PerReplica.from_array(function(self._array), topology, inside=True)
         if isinstance(self._array, Tracer) and topology is not None:
-            return _unstacked(jax.vmap(function)(self._stacked(self._array)), topology)
+            return PerReplica.stacked(jax.vmap(function)(self._stacked(self._array)), topology)
         known = self.known_shapes()
         shapes = None if known is None or new_shape is None else [new_shape(s) for s in known]
         components = [function(component) for component in self.values]
@@ -313,10 +376,36 @@ class PerReplica(DistributedValues):
     @property
     def __jax_array__(self) -> Callable[[], jax.Array]:
         # A property: JAX looks at it before it calls it.
-        if self._topology is not None and self._topology.num_replicas > 1:
+        array = self._as_array()
+        return lambda: array
+
+    def _as_array(self) -> jax.Array:
+        if not self.is_one_array():
             self._refuse()
-        component = self._only()
-        return lambda: component
+        own = self.own_component()
+        return self._only() if own is None else jnp.asarray(own)
+
+    def is_one_array(self) -> bool:
+        """Tell whether it is one array here: that of the replica that runs, or the only one."""
+        if self._topology is not None and self._topology.num_replicas == 1:
+            return True
+        return self._is_captured() or (self._topology is None and len(self.values) == 1)
+
+    def known(self) -> jax.Array | jax.ShapeDtypeStruct:
+        if not self.is_one_array():
+            self._refuse()
+        return _known(self.samples()[0])
+
+    def _captured(self, topology: Topology, replica: int | jax.Array) -> jax.Array:
+        if topology.spans_processes or not self.uniform:
+            raise InvalidType(
+                "A compiled function closes over a PerReplica value "
+                f"({self._describe_components()}), of which a program of several workers, or of "
+                "replicas whose shapes differ, has no copy. Pass it in `args` of `strategy.run`."
+            )
+        with jax.ensure_compile_time_eval():
+            components = np.stack([np.asarray(component) for component in self.values])
+        return jnp.asarray(components)[replica]
 
     def _only(self) -> jax.Array:
         """Return the component, if this process has one."""
@@ -326,10 +415,16 @@ class PerReplica(DistributedValues):
 
     def _refuse(self) -> NoReturn:
         raise InvalidType(
-            "A PerReplica value has one component a replica and cannot be used as one array. "
-            "Combine it first with `strategy.reduce` or `strategy.gather`, take it apart with "
-            "`strategy.experimental_local_results`, or use it inside `strategy.run`."
+            "A PerReplica value has one component per replica and cannot be used as one array; "
+            f"got {self._describe_components()}. Combine it first with `strategy.reduce` or "
+            "`strategy.gather`, take it apart with `strategy.experimental_local_results`, or use "
+            "it inside `strategy.run`. To carry it through `lax.scan`, `fori_loop`, `while_loop` "
+            "or `cond`, put the loop inside `run`."
         )
+
+    def _describe_components(self) -> str:
+        shapes = self.known_shapes() or tuple(np.shape(sample) for sample in self.samples())
+        return f"{describe_shapes(shapes)}, dtype {_kind_of(self.samples()[0])}"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.__jax_array__(), dtype=dtype, copy=True if copy else None)
@@ -351,7 +446,8 @@ class PerReplica(DistributedValues):
 class Mirrored(ArrayOperators, DistributedValues):
     """A value that is the same on every replica, with a copy on each of their devices.
 
-    Usable as an array: that is the copy of the first replica.
+    Usable as an array: that is the copy of the first replica, or in a function given to `run` the
+    copy of the replica that runs.
     """
 
     __slots__ = ()
@@ -394,8 +490,24 @@ class Mirrored(ArrayOperators, DistributedValues):
         """The value as a NumPy array."""
         return np.asarray(self.primary)
 
+    def known(self) -> jax.Array | jax.ShapeDtypeStruct:
+        own = None if self._inside else self.own_component()
+        return _known(self.primary if own is None else own)
+
+    def _captured(self, topology: Topology, replica: int | jax.Array) -> jax.Array:
+        # Each process closes over a copy of its own, on one device, which JAX brings to the others.
+        return self.primary
+
+    def _as_array(self) -> jax.Array:
+        own = self.own_component()
+        return jnp.asarray(self.primary if own is None else own)
+
     def __jax_array__(self) -> jax.Array:
-        return jnp.asarray(self.primary)
+        return self._as_array()
+
+
+accept_as_array(PerReplica, PerReplica._as_array, PerReplica.known)
+accept_as_array(Mirrored, Mirrored._as_array, Mirrored.known)
 
 
 def is_numeric(dtype: np.dtype) -> bool:
@@ -413,6 +525,16 @@ def place(value: Any, home: Home) -> jax.Array:
     if isinstance(value, jax.Array) and is_at(value, home):
         return value
     return jax.device_put(value, home)
+
+
+def as_plain(array: jax.Array, topology: Topology) -> jax.Array:
+    """Return the first replica's copy of a result as an array that JAX moves to where it is used.
+
+    So it meets the arrays of every replica that closes over it.
+    """
+    if isinstance(array, Tracer) or topology.num_replicas == 1:
+        return array
+    return uncommitted(array.addressable_data(0) if array.is_fully_replicated else array)
 
 
 def is_at(array: jax.Array, home: Home) -> bool:
@@ -461,14 +583,6 @@ def _component_shape(shape: tuple[int, ...], topology: Topology) -> tuple[int, .
     return (shape[0] // topology.num_replicas, *shape[1:])
 
 
-def _unstacked(array: jax.Array, topology: Topology) -> PerReplica:
-    """Of an array with a dimension for the replicas in front."""
-    if array.ndim == 1:
-        return PerReplica.from_array(array, topology, scalars=True)
-    replicas, rows, *rest = array.shape
-    return PerReplica.from_array(array.reshape(replicas * rows, *rest), topology)
-
-
 def settle_shapes(values: Sequence[PerReplica], label: str) -> None:
     """Makes the shapes of per-replica values known, if workers have made them by themselves.
 
@@ -501,6 +615,12 @@ def describe_shapes(shapes: Sequence[Shape]) -> str:
     if len(set(shapes)) == 1:
         return f"{shapes[0]} on each replica"
     return _each(shapes)
+
+
+def _known(component: Any) -> jax.Array | jax.ShapeDtypeStruct:
+    if isinstance(component, (jax.Array, jax.ShapeDtypeStruct)):
+        return component
+    return jax.ShapeDtypeStruct(np.shape(component), jnp.result_type(component))
 
 
 def _kind_of(component: Any) -> str:

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from replicax import _nest, cluster
 from replicax._typing import Nest
 from replicax.errors import ForeignValue, StructureMismatch
-from replicax.topology import Home, Topology
+from replicax.topology import Topology
 from replicax.values._distributed import DistributedValues, Mirrored, PerReplica, place
 
 
@@ -101,18 +101,18 @@ def select(nest: Nest, index: int, topology: Topology, *, handed: bool = False) 
     """The components that local replica `index` gets of the distributed values in `nest`.
 
     Plain arrays are brought to the replica's device, for JAX does not mix devices by itself.
-    `handed` is for the arguments of functions.
+    `handed` is for the arguments of functions, of which arrays that JAX moves stay as they are.
     """
     home = topology.local_homes[index]
-    return _nest.transform(lambda leaf: _select_leaf(leaf, index, home), nest, handed=handed)
 
+    def component(leaf: Any) -> Any:
+        if isinstance(leaf, DistributedValues):
+            return leaf.component(index)
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+            return leaf
+        return leaf if handed and not leaf.committed else place(leaf, home)
 
-def _select_leaf(leaf: Any, index: int, home: Home) -> Any:
-    if isinstance(leaf, DistributedValues):
-        return leaf.component(index)
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
-        return place(leaf, home)
-    return leaf
+    return _nest.transform(component, nest, handed=handed)
 
 
 def require_home(nest: Nest, topology: Topology, method: str) -> None:

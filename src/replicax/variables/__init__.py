@@ -9,6 +9,7 @@ from replicax.variables._adopted import (
 )
 from replicax.variables._aggregating import AggregatingVariable
 from replicax.variables._copy import VariableCopy
+from replicax.variables._creation import VariableRequest
 from replicax.variables._gradients import grad, value_and_grad
 from replicax.variables._initial import layout_of
 from replicax.variables._mirror_check import check_mirrored, require_equal_copies
@@ -20,15 +21,17 @@ from replicax.variables._placement import (
     VariablePlacement,
 )
 from replicax.variables._plain import PlainVariable
+from replicax.variables._sparse import IndexedSlices
 from replicax.variables._state import Overlay, Transaction, all_or_nothing, reusing_states
 from replicax.variables._sync_on_read import SyncOnReadVariable
-from replicax.variables._variable import Variable, VariableRequest
+from replicax.variables._variable import Variable
 
 __all__ = [
     "AdoptedMirroredVariable",
     "AdoptedPlainVariable",
     "AggregatingVariable",
     "AgreedVariable",
+    "IndexedSlices",
     "Keeper",
     "MirroredPlacement",
     "MirroredVariable",

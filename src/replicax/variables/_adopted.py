@@ -11,10 +11,11 @@ from replicax import _context
 from replicax._context import Frame, Kind
 from replicax._enums import VariableAggregation
 from replicax.values import Mirrored, PerReplica
+from replicax.variables._creation import VariableRequest
 from replicax.variables._initial import from_first_worker
 from replicax.variables._mirrored import MirroredVariable
 from replicax.variables._plain import PlainVariable
-from replicax.variables._variable import Combine, Variable, VariableRequest, _replace
+from replicax.variables._variable import Combine, Variable, _replace
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike

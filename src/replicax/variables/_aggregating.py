@@ -8,9 +8,10 @@ import jax
 
 from replicax._context import Frame
 from replicax.values import Mirrored, place
+from replicax.variables._creation import VariableRequest
 from replicax.variables._on_write import SyncOnWriteVariable
 from replicax.variables._plain import describe
-from replicax.variables._variable import Combine, Variable, VariableRequest
+from replicax.variables._variable import Combine, Variable
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike

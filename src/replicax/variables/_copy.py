@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from typing import Any, final
 
@@ -65,6 +66,9 @@ class VariableCopy(Component, Variable):
     @property
     def device(self) -> jax.Device:
         return self._container._home.topology.local_devices[self._index]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        return copy.deepcopy(self._container, memo).values[self._index]
 
     def _read(self, frame: Frame) -> jax.Array:
         own = frame.replica is not None and frame.replica.local_index == self._index

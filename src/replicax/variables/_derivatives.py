@@ -20,6 +20,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from replicax import _nest
+from replicax._hints import hint
 from replicax._jax_compat import derivative_rules, with_constants, without_constants
 from replicax._typing import Nest
 
@@ -31,6 +32,7 @@ _programs: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
 _MOST_PROGRAMS = 1024
 _programs_made: Counter[Hashable] = Counter()  # by function and device
 _MOST_PROGRAMS_MADE = 16
+_told: WeakSet[Any] = WeakSet()  # the code of functions of which the user has been told
 _lock = threading.Lock()
 
 
@@ -109,6 +111,7 @@ def _program(jaxpr: ClosedJaxpr, code: Any, inputs: list[jax.Array]) -> Callable
     with _lock:
         if known is None:
             if _programs_made[code, device] == _MOST_PROGRAMS_MADE:
+                _tell_of_many(code)
                 return differentiate
             _programs_made[code, device] += 1
             known = jax.jit(differentiate)
@@ -117,6 +120,18 @@ def _program(jaxpr: ClosedJaxpr, code: Any, inputs: list[jax.Array]) -> Callable
         if len(_programs) > _MOST_PROGRAMS:
             _programs.popitem(last=False)
     return known
+
+
+def _tell_of_many(code: Any) -> None:
+    if code in _told:
+        return
+    _told.add(code)
+    hint(
+        f"`{getattr(code, 'co_qualname', code)}`, which is differentiated, has computed something "
+        f"else {_MOST_PROGRAMS_MADE} times, and is differentiated operation by operation from now "
+        "on, which is slow. Python numbers that change are a part of what it computes, and so are "
+        "shapes: make the numbers arrays (`jnp.asarray(x)`), and keep batches of one size."
+    )
 
 
 def _fingerprint(jaxpr: Jaxpr) -> Hashable:

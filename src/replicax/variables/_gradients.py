@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _bridges, _context, _nest
+from replicax._describing import described
 from replicax._typing import Nest
 from replicax.errors import InvalidType
 from replicax.variables._derivatives import value_and_gradients
@@ -41,7 +42,9 @@ def value_and_grad(
     leaves = [_bridges.variable_of(leaf) for leaf in given]
     for leaf in leaves:
         if not isinstance(leaf, Variable):
-            raise InvalidType(f"Gradients are taken with respect to variables; got {leaf!r}.")
+            raise InvalidType(
+                f"Gradients are taken with respect to variables; got {described(leaf)}."
+            )
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise InvalidType(
                 f"Variable {leaf.name!r} has dtype {leaf.dtype}, which has no gradient. Leave it "

@@ -16,7 +16,8 @@ from replicax import cluster
 from replicax.errors import CollectiveMismatch, InvalidArgument
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica
-from replicax.variables._variable import Variable, VariableRequest
+from replicax.variables._creation import VariableRequest
+from replicax.variables._variable import Variable
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike

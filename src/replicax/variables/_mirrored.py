@@ -13,9 +13,10 @@ from replicax._context import Frame
 from replicax.errors import ContextError
 from replicax.values import Mirrored, place
 from replicax.variables._copy import VariableWithCopies
+from replicax.variables._creation import VariableRequest
 from replicax.variables._initial import from_first_worker, in_parts, layout_of
 from replicax.variables._on_write import SyncOnWriteVariable
-from replicax.variables._variable import Combine, VariableRequest
+from replicax.variables._variable import Combine
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike

@@ -12,10 +12,11 @@ from replicax._enums import VariableSynchronization
 from replicax.errors import InvalidArgument
 from replicax.topology import Topology
 from replicax.variables._aggregating import AggregatingVariable
+from replicax.variables._creation import VariableRequest
 from replicax.variables._mirrored import MirroredVariable
 from replicax.variables._plain import PlainVariable
 from replicax.variables._sync_on_read import SyncOnReadVariable
-from replicax.variables._variable import Variable, VariableRequest
+from replicax.variables._variable import Variable
 
 if TYPE_CHECKING:
     from replicax._typing import Nest, StrategyLike

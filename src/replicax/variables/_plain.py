@@ -11,7 +11,8 @@ from jax.core import Tracer
 from replicax._context import Frame, Kind
 from replicax.errors import ContextError
 from replicax.values import place
-from replicax.variables._variable import Combine, Variable, VariableRequest
+from replicax.variables._creation import VariableRequest
+from replicax.variables._variable import Combine, Variable
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike

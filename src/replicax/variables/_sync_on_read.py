@@ -13,8 +13,9 @@ from replicax._enums import VariableAggregation
 from replicax.errors import AggregationRequired, ForeignValue, InvalidArgument
 from replicax.values import Mirrored, PerReplica, place
 from replicax.variables._copy import VariableWithCopies
+from replicax.variables._creation import VariableRequest
 from replicax.variables._initial import from_first_worker
-from replicax.variables._variable import Combine, VariableRequest, _replace
+from replicax.variables._variable import Combine, _replace
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import get_opaque_trace_state
 from jax.sharding import NamedSharding
 
 from replicax import _context
 from replicax._context import Frame, Kind
 from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax._jax_compat import accept_as_array
 from replicax._nest import Whole
 from replicax._operators import ArrayOperators
 from replicax.errors import (
     ContextError,
-    InvalidArgument,
     InvalidType,
     NotPicklable,
     ShapeMismatch,
 )
-from replicax.values import DistributedValues, Mirrored, place
+from replicax.values import Mirrored, PerReplica, place
+from replicax.variables._creation import VariableRequest, create_variable
+from replicax.variables._sparse import SparseAccess
 from replicax.variables._state import reusing_states
 
 if TYPE_CHECKING:
@@ -35,43 +35,9 @@ if TYPE_CHECKING:
     from replicax.topology import Topology
 
 Combine = Callable[[Any, Any], Any]
-_untraced = get_opaque_trace_state()
 
 
-@dataclass(frozen=True, slots=True)
-class VariableRequest:
-    """What the user asked for; a placement makes a variable of it."""
-
-    initial_value: Any
-    trainable: bool
-    name: str
-    dtype: Any
-    synchronization: VariableSynchronization
-    aggregation: VariableAggregation
-    partition: tuple[int, ...] | None = None  # of each dimension, over the logical devices
-
-    def initial_array(self) -> jax.Array:
-        """The initial value; calls it if it is a callable."""
-        array = self.initial_array_or_tracer()
-        if isinstance(array, Tracer):
-            raise InvalidType(
-                f"The initial value of variable {self.name!r} is a tracer, and would not outlive "
-                "the tracing. Give it numbers, or create the variable outside of `rx.function`, "
-                "`jax.jit` or `jax.grad`."
-            )
-        return array
-
-    def initial_array_or_tracer(self) -> jax.Array:
-        """The same, also for somebody who traces it."""
-        value = self.initial_value() if callable(self.initial_value) else self.initial_value
-        array = jnp.asarray(value, dtype=self.dtype)
-        # A Python number's type is weak, and would make the type of results depend on it.
-        if getattr(array, "weak_type", False):
-            array = jax.lax.convert_element_type(array, array.dtype)
-        return array
-
-
-class Variable(Whole, ArrayOperators):
+class Variable(Whole, SparseAccess, ArrayOperators):
     """State that lives on the devices of the current strategy.
 
     In a strategy's scope this makes the strategy's kind of variable, such as a
@@ -84,6 +50,7 @@ class Variable(Whole, ArrayOperators):
       dtype: The type of the elements; by default that of `initial_value`.
       synchronization: When copies are brought together. AUTO means ON_WRITE.
       aggregation: How the values that several replicas write, or have, are combined.
+      constraint: A function of the value; optimizers apply it to what they make of the variable.
 
     >>> import replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -116,7 +83,10 @@ class Variable(Whole, ArrayOperators):
         dtype: Any = None,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str | None = VariableAggregation.NONE,
+        constraint: Callable[[jax.Array], Any] | None = None,
     ) -> Variable:
+        if constraint is not None and not callable(constraint):
+            raise InvalidType(f"`constraint` must be a function; got {constraint!r}.")
         synchronization = VariableSynchronization.parse(synchronization)
         on_read = synchronization is VariableSynchronization.ON_READ
         request = VariableRequest(
@@ -126,6 +96,7 @@ class Variable(Whole, ArrayOperators):
             dtype,
             synchronization,
             VariableAggregation.parse(aggregation or VariableAggregation.NONE),
+            constraint,
         )
         return create_variable(request)
 
@@ -280,6 +251,15 @@ class Variable(Whole, ArrayOperators):
         return self._request.aggregation
 
     @property
+    def constraint(self) -> Callable[[jax.Array], Any] | None:
+        """The function that optimizers apply to what they make of the variable."""
+        return self._request.constraint
+
+    def get_shape(self) -> tuple[int, ...]:
+        """Return the shape; the name that programs of the reference use."""
+        return self._shape
+
+    @property
     def partition(self) -> tuple[int, ...] | None:
         """Into how many parts each dimension is divided over the logical devices; None if not."""
         return self._request.partition
@@ -393,11 +373,13 @@ class Variable(Whole, ArrayOperators):
         """Checks a value to be written; returns an array, or a Mirrored value as it is."""
         if isinstance(value, Variable):
             value = value.value
-        if isinstance(value, DistributedValues) and not isinstance(value, Mirrored):
-            raise InvalidType(
-                f"Variable {self.name!r} cannot be assigned a PerReplica value. Combine it first "
-                "with `strategy.reduce`, or assign in the function given to `run`."
-            )
+        if isinstance(value, PerReplica):
+            if not value.is_one_array():
+                raise InvalidType(
+                    f"Variable {self.name!r} cannot be assigned a PerReplica value. Combine it "
+                    "first with `strategy.reduce`, or assign in the function given to `run`."
+                )
+            value = jnp.asarray(value)
         array = value.primary if isinstance(value, Mirrored) else value
         source = np.asarray(array) if not isinstance(array, jax.Array) else array
         if not _fits(source, self._dtype):
@@ -419,6 +401,12 @@ class Variable(Whole, ArrayOperators):
     def __jax_array__(self) -> jax.Array:
         return self.value
 
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise InvalidType(
+            f"Variable {self.name!r} cannot be changed by `variable[index] = value`. Write "
+            "`variable.assign(variable.value.at[index].set(value))`."
+        )
+
     def __repr__(self) -> str:
         lines = ",\n".join(f"  {i}: {copy!r}" for i, copy in enumerate(self.values))
         return f"{type(self).__name__}:{{\n{lines}\n}}"
@@ -432,8 +420,30 @@ class Variable(Whole, ArrayOperators):
     def __copy__(self) -> NoReturn:
         self.__reduce__()
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        self.__reduce__()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        """Create another variable, of the same strategy, that begins with this one's value."""
+        frame = _context.current()
+        if frame.replica is not None or frame.program is not None:
+            raise ContextError(
+                f"Variable {self.name!r} was copied in a function. Current context: {frame}. Copy "
+                "it outside of `run` and of `rx.function`."
+            )
+        # The copies of an ON_READ variable differ, and have no single value.
+        begin = replace(self._request, initial_value=lambda: self.values[0].value)
+        with _context.entered(Frame(self._strategy, Kind.CROSS_REPLICA, partition=self.partition)):
+            memo[id(self)] = copied = create_variable(begin)
+        copied.restore_state(self.state)
+        return copied
+
+
+def _known(variable: Variable) -> jax.Array | jax.ShapeDtypeStruct:
+    """Return what is known of the value without reading it."""
+    overlay = _context.current().overlay
+    found = None if overlay is None else overlay.find(variable)
+    return jax.ShapeDtypeStruct(variable.shape, variable.dtype) if found is None else found
+
+
+accept_as_array(Variable, lambda variable: variable.value, _known)
 
 
 def _flatten(variable: Variable) -> tuple[tuple[jax.Array], None]:
@@ -442,72 +452,6 @@ def _flatten(variable: Variable) -> tuple[tuple[jax.Array], None]:
 
 def _unflatten(_: None, children: tuple[Any]) -> Any:
     return children[0]
-
-
-def create_variable(request: VariableRequest) -> Variable:
-    """Asks the current strategy; in replica context, all replicas make it together."""
-    from replicax.variables._plain import PlainVariable  # a kind of Variable: it imports this file
-
-    frame = _context.current()
-    if frame.overlay is not None:
-        raise InvalidArgument(
-            f"Variable {request.name!r} was created inside a function that is being "
-            "differentiated. Create it before `rx.value_and_grad`."
-        )
-    strategy = frame.strategy
-    if strategy is None:
-        with _context.entered(replace(frame, program=None)), jax.ensure_compile_time_eval():
-            return PlainVariable.create(request, None, None)
-    if frame.replica is None:
-        return _placed(request, strategy, frame)
-
-    def merged(strategy: StrategyLike, requests: Any) -> Variable:
-        return _placed(requests.primary, strategy, frame)
-
-    if callable(request.initial_value):
-        value = strategy.placement.initial(request.initial_value)  # in replica context
-        request = replace(request, initial_value=value)
-    label = f"Variable(name={request.name!r})"
-    return frame.replica.merge(label, merged, (request,))
-
-
-def _placed(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> Variable:
-    """The strategy's variable; refuses what would break once there are several replicas."""
-    now = replace(_context.current(), program=None)
-    # A variable is made when it is asked for, also while a program is traced. Elsewhere JAX is left
-    # as it is, or it would not trace the function that makes the initial value of one in parts.
-    tracing = get_opaque_trace_state() != _untraced
-    at_once = jax.ensure_compile_time_eval() if tracing else nullcontext()
-    with _context.entered(now), at_once:
-        return _placed_now(request, strategy, frame)
-
-
-def _placed_now(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> Variable:
-    if request.synchronization is VariableSynchronization.NONE:
-        raise InvalidArgument(
-            f"Variable {request.name!r} asks for `synchronization=NONE`, but a strategy keeps its "
-            "variables in sync. Use AUTO, ON_WRITE or ON_READ."
-        )
-    on_read = request.synchronization is VariableSynchronization.ON_READ
-    if on_read and frame.partition is not None:
-        raise InvalidArgument(
-            f"The ON_READ variable {request.name!r} cannot be divided over logical devices. Create "
-            "it outside of `partition`."
-        )
-    request = replace(request, partition=frame.partition)
-    variable = strategy.placement.create(request, strategy, frame.colocate_with)
-    if request.aggregation is VariableAggregation.SUM and variable.dtype == jnp.bool_:
-        raise InvalidArgument(
-            f"Variable {request.name!r} is a truth value and has `aggregation=SUM`, but a sum of "
-            "truth values is a count. Use ONLY_FIRST_REPLICA, or an integer dtype."
-        )
-    mean = request.aggregation is VariableAggregation.MEAN
-    if mean and not jnp.issubdtype(variable.dtype, jnp.inexact):
-        raise InvalidArgument(
-            f"Variable {request.name!r} has dtype {variable.dtype} and `aggregation=MEAN`, but a "
-            "mean of whole numbers is fractional. Use SUM or ONLY_FIRST_REPLICA, or a float dtype."
-        )
-    return variable
 
 
 def _replace(old: Any, new: Any) -> Any:

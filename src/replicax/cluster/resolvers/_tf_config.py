@@ -125,6 +125,8 @@ def _task_type() -> str | None:
         return None
     if "type" not in task:
         _refuse('The field "task" has no "type"')
+    if isinstance(task["type"], int) and not isinstance(task["type"], bool):
+        return str(task["type"])  # the name of a job may be a number
     if not isinstance(task["type"], str) or not task["type"]:
         _refuse('The type of the task is not a string such as "worker"')
     return task["type"]

@@ -7,7 +7,12 @@ from typing import Any, final
 
 from replicax._typing import DeviceLike
 from replicax.cluster import ClusterResolver
-from replicax.collectives import CommunicationImplementation, CommunicationOptions
+from replicax.collectives import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    CrossDeviceOps,
+    require_cross_device_ops,
+)
 from replicax.compat.v1._strategy import Strategy
 from replicax.strategies import central_storage, mirrored, multi_worker, one_device
 
@@ -30,7 +35,12 @@ class OneDeviceStrategy(Strategy):
 class MirroredStrategy(Strategy):
     """One replica a device, with a copy of every variable on each, kept equal."""
 
-    def __init__(self, devices: Sequence[DeviceLike] | None = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[DeviceLike] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+    ) -> None:
+        require_cross_device_ops(cross_device_ops)
         super().__init__(mirrored(self, devices))
 
     def _session_settings(self) -> Mapping[str, Any]:

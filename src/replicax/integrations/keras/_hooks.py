@@ -41,6 +41,7 @@ def install() -> None:
     keras.Model.__new__ = _remembering(keras.Model.__new__)
     if keras.backend.backend() != "jax":
         return
+    keras.Variable.__init__ = _with_numbers(keras.Variable.__init__)
     optimizer = keras.optimizers.Optimizer
     optimizer.apply_gradients = _summing_pairs(optimizer.apply_gradients)
     for kind in (optimizer, keras.optimizers.LossScaleOptimizer):
@@ -84,6 +85,20 @@ def _remembering(new: Callable[..., Any]) -> Callable[..., Any]:
         return model
 
     return __new__
+
+
+def _with_numbers(init: Callable[..., None]) -> Callable[..., None]:
+    """Have variables made in a step, of a model or an optimizer, begin with numbers at once.
+
+    Keras puts that off, or refuses it, in the scope in which its variables follow our rules.
+    """
+
+    @functools.wraps(init)
+    def __init__(self: keras.Variable, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        with outside_of_functions():
+            init(self, *args, **kwargs)
+
+    return __init__
 
 
 def _making(kind: str, make: Callable[..., None]) -> Callable[..., None]:

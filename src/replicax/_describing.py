@@ -1,0 +1,48 @@
+"""Values in the words of a message."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+_FIRST = 3  # numbers of an array that a message shows
+
+
+def described(value: Any) -> str:
+    """Return a value in words: an array by its shape, dtype and first numbers, never whole."""
+    return _words.repr(value)
+
+
+@final
+class _Words(reprlib.Repr):
+    """Python's own way to shorten what is long, with words for arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 200
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, (jax.Array, np.ndarray)):
+            return _array(x)
+        return super().repr1(x, level)
+
+
+_words = _Words()
+
+
+def _array(array: jax.Array | np.ndarray) -> str:
+    words = f"array of shape {array.shape} and dtype {array.dtype}"
+    numeric = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_
+    here = isinstance(array, np.ndarray) or not isinstance(array, Tracer)
+    if not here or not numeric or not array.size:
+        return words
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return words
+    first = np.asarray(array).ravel()[:_FIRST].tolist()
+    more = ", ..." if array.size > _FIRST else ""
+    return f"{words}: {', '.join(map(str, first))}{more}"

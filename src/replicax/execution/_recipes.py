@@ -1,0 +1,50 @@
+"""What to write instead, for errors whose message is JAX's or Python's own."""
+
+from __future__ import annotations
+
+import jax
+
+from replicax.values import DistributedValues
+
+
+def add_recipe(error: BaseException) -> None:
+    """Add a note to an error that a user's function has raised, if it is a known one."""
+    for recipe in (_assigned_element, _left_control_flow, _other_device):
+        note = recipe(error)
+        if note is not None and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def _assigned_element(error: BaseException) -> str | None:
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, jax.Array):
+        return None
+    if error.name not in ("assign", "assign_add", "assign_sub"):
+        return None
+    how = {"assign": "set", "assign_add": "add", "assign_sub": "subtract"}[error.name]
+    return (
+        "An element of a variable is an array, which cannot be assigned to. In place of "
+        f"`variable[index].{error.name}(value)` write "
+        f"`variable.assign(variable.value.at[index].{how}(value))`."
+    )
+
+
+def _left_control_flow(error: BaseException) -> str | None:
+    if not isinstance(error, TypeError):
+        return None
+    text = str(error)
+    if "returned a value of type" not in text or f"'{DistributedValues.__module__}." not in text:
+        return None
+    return (
+        "A distributed value cannot leave `lax.scan`, `fori_loop`, `while_loop` or `cond`, which "
+        "carry arrays. Put the loop inside `run`."
+    )
+
+
+def _other_device(error: BaseException) -> str | None:
+    if "incompatible devices" not in str(error):  # and JAX does not say where it came from
+        return None
+    return (
+        "An array that the function closes over is on another replica's device. Pass it in `args` "
+        "of `run`, which brings it to every replica; compiled functions (`rx.function`) need not. "
+        "To put the components of a distributed value together, use `strategy.gather`."
+    )

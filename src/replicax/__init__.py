@@ -11,6 +11,7 @@ from replicax import (
     config,
     errors,
     experimental,
+    metrics,
     parts,
     planning,
     preemption,
@@ -30,6 +31,7 @@ from replicax.input import (
     from_tensor_slices,
 )
 from replicax.integrations.optax import Optimizer
+from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.reporting import is_first_worker, print
 from replicax.strategies import (
     MirroredStrategy,
@@ -84,6 +86,7 @@ __all__ = [
     "audit",
     "cluster_resolver",
     "compat",
+    "compute_average_loss",
     "config",
     "errors",
     "experimental",
@@ -96,10 +99,12 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "is_first_worker",
+    "metrics",
     "parts",
     "planning",
     "preemption",
     "print",
+    "scale_regularization_loss",
     "tpu",
     "value_and_grad",
 ]

@@ -21,6 +21,7 @@ from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronizati
 from replicax.checkpoint import Checkpoint, CheckpointManager
 from replicax.cluster import ClusterSpec
 from replicax.execution import AuditDifference, AuditReport, ReplicaContext, audit, function
+from replicax.exporting import export
 from replicax.input import (
     AutoShardPolicy,
     DistributedDataset,
@@ -91,6 +92,7 @@ __all__ = [
     "errors",
     "experimental",
     "experimental_set_strategy",
+    "export",
     "from_tensor_slices",
     "function",
     "get_replica_context",

@@ -20,6 +20,7 @@ ALL = [
     "tests/test_containers.py",
     "tests/test_context.py",
     "tests/test_bad_input.py",
+    "tests/test_exporting.py",
     "tests/test_losses.py",
     "tests/test_metrics.py",
 ]

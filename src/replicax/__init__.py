@@ -50,7 +50,10 @@ from replicax.strategies import (
 )
 from replicax.topology import Topology
 from replicax.values import DistributedValues, Mirrored, PerReplica
-from replicax.variables import Variable, grad, value_and_grad
+
+# `rx.variables` is the function, and hides the package of that name, which users do not need;
+# `from replicax.variables import ...` goes on working.
+from replicax.variables import Variable, grad, value_and_grad, variables
 
 __version__ = "0.1.0"
 
@@ -109,6 +112,7 @@ __all__ = [
     "scale_regularization_loss",
     "tpu",
     "value_and_grad",
+    "variables",
 ]
 
 # One public path a name: tracebacks, `repr` and documentation say `replicax.Variable`.

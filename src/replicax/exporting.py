@@ -242,13 +242,13 @@ def _write_together(path: Path, content: bytes | bytearray, name: str) -> None:
             _write(path, content)
         except OSError as error:
             failure = error
-    news = None if failure is None else f"{type(failure).__name__}: {failure}"
+    news = None if failure is None else f"{path}: {type(failure).__name__}: {failure}"
     if session is not None:
         news = session.meet(f"the export of `{name}`", news)[0]
     if news is not None:
         raise ExportFailed(
-            f"The export of `{name}` could not be written to {path}: {news}. What was there before "
-            "is as it was; export again when the reason is gone."
+            f"The export of `{name}` could not be written to {news}. What was there before is as "
+            "it was; export again when the reason is gone."
         ) from failure
 
 

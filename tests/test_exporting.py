@@ -190,6 +190,17 @@ def test_gradients_and_control_flow(two, tmp_path):
     require_same(tmp_path / "model", sensitivity, jnp.asarray(X))
 
 
+def test_random_keys(two, tmp_path):
+    with two.scope():
+        key = rx.Variable(jax.random.key(1), trainable=False)
+
+    def draw(other):
+        return jax.random.normal(key.value, (2,)) + jax.random.normal(other, (2,))
+
+    rx.export(draw, tmp_path / "model", jax.random.key(2))
+    require_same(tmp_path / "model", draw, jax.random.key(3))
+
+
 def test_platforms(tmp_path):
     assert rx.export(jnp.sin, tmp_path / "a", X).platforms == ("cpu",)
     exported = rx.export(jnp.sin, tmp_path / "a", X, platforms=("cpu", "tpu"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -131,6 +132,16 @@ def test_in_a_compiled_epoch(strategy):
         metric.reset_state()
 
 
+def test_numbers_need_no_programs_of_their_own():
+    strategy = rx.TPUStrategy(rx.cluster_resolver.TPUClusterResolver("local"))
+    with strategy.scope():
+        metric = rx.metrics.Mean()
+    for number in range(20):  # there is a hint, which is an error here, at the eleventh program
+        metric.update_state(number)
+        metric.update_state([float(number)])
+    equal(metric.result(), 9.5)
+
+
 def test_updates_need_no_communication(two):
     with two.scope():
         metric = rx.metrics.Mean()
@@ -176,6 +187,9 @@ def test_names_and_dtypes():
     assert accuracy([1], [1]).dtype == jnp.float16
     assert repr(accuracy) == "<rx.metrics.Accuracy 'accuracy'>"
     assert [v.name for v in accuracy.variables] == ["accuracy/total", "accuracy/count"]
+    assert rx.metrics.Mean(dtype="float64").dtype == jnp.float32  # as of any array of JAX
+    with jax.enable_x64(True):
+        assert rx.metrics.Mean().dtype == jnp.float64
     many = rx.metrics.Mean()
     many.update_state(jnp.ones(1000, jnp.bfloat16))  # whose own sum would end at 256
     equal(many.result(), 1.0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.dtypes import canonicalize_dtype
 
 from replicax import _bridges, _context, _nest, cluster
 from replicax._context import Frame, Kind
@@ -169,9 +170,8 @@ def _symbolic(signature: tuple[Nest, ...], name: str) -> tuple[Nest, ...]:
 
     found, structure = jax.tree_util.tree_flatten_with_path(signature)
     for at, leaf in found:
-        if not isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array, np.ndarray, np.generic)) or not (
-            isinstance(leaf, jax.Array) or is_numeric(np.dtype(leaf.dtype))
-        ):
+        ours = isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array))
+        if not ours and not (isinstance(leaf, (np.ndarray, np.generic)) and is_numeric(leaf.dtype)):
             raise InvalidType(
                 f"`rx.export` of `{name}` takes arrays, or a `jax.ShapeDtypeStruct` for each; got "
                 f"{_kind(leaf)} as argument {jax.tree_util.keystr(at)}. Bind other values first, "
@@ -188,7 +188,8 @@ def _symbolic(signature: tuple[Nest, ...], name: str) -> tuple[Nest, ...]:
     specs = []
     for index, (_, leaf) in enumerate(found):
         shape = [symbol(index, axis) if n is None else n for axis, n in enumerate(leaf.shape)]
-        specs.append(jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(leaf.dtype)))
+        dtype = canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+        specs.append(jax.ShapeDtypeStruct(tuple(shape), dtype))
     return jax.tree.unflatten(structure, specs)
 
 

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+from jax.dtypes import canonicalize_dtype
 
 from replicax import _context, checkpoint
 from replicax._context import Kind
@@ -54,7 +55,7 @@ class Metric(ABC):
 
     def __init__(self, name: str, dtype: Any = None, *, sums: Sequence[str]) -> None:
         self._name = name
-        self._dtype = jnp.dtype(jnp.result_type(float) if dtype is None else dtype)
+        self._dtype = canonicalize_dtype(float if dtype is None else dtype)
         if not jnp.issubdtype(self._dtype, jnp.floating):
             raise InvalidArgument(
                 f"The metric {name!r} must have a floating point dtype; got {self._dtype}. Leave "
@@ -177,7 +178,7 @@ class Mean(Metric):
           values: An array, each element of which counts.
           sample_weight: Weights: one for all, one per row, or one per element.
         """
-        super().update_state(values, sample_weight)
+        super().update_state(*_arrays(self, values=values, sample_weight=sample_weight))
 
     def increments(self, values: Any, sample_weight: Any) -> Sequence[ArrayLike]:
         return _weighted_sums(self, values, sample_weight)
@@ -201,7 +202,7 @@ class Sum(Metric):
 
     def update_state(self, values: ArrayLike | Any, sample_weight: ArrayLike | Any = None) -> None:
         """Add values; the arguments are those of `Mean.update_state`."""
-        super().update_state(values, sample_weight)
+        super().update_state(*_arrays(self, values=values, sample_weight=sample_weight))
 
     def increments(self, values: Any, sample_weight: Any) -> Sequence[ArrayLike]:
         return _weighted_sums(self, values, sample_weight)[:1]
@@ -241,7 +242,9 @@ class Accuracy(Metric):
           y_pred: The predicted labels, in the same shape; of scores, pass `argmax(axis=-1)`.
           sample_weight: Weights: one for all, one per row, or one per element.
         """
-        super().update_state(y_true, y_pred, sample_weight)
+        super().update_state(
+            *_arrays(self, y_true=y_true, y_pred=y_pred, sample_weight=sample_weight)
+        )
 
     def increments(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Sequence[ArrayLike]:
         method = f"update_state of {self!r}"
@@ -260,6 +263,16 @@ class Accuracy(Metric):
     def result(self) -> jax.Array:
         """Return the accuracy, 0 of nothing: in `run` of this replica, outside of all."""
         return _ratio(*self.variables)
+
+
+def _arrays(metric: Metric, **arguments: Any) -> list[Any]:
+    """Return the arguments with arrays for Python numbers, each of which would need a program."""
+    return [
+        real_array(value, f"update_state of {metric!r}", argument)
+        if isinstance(value, (bool, int, float, list, tuple))
+        else value
+        for argument, value in arguments.items()
+    ]
 
 
 def _weighted_sums(metric: Metric, values: Any, sample_weight: Any) -> tuple[ArrayLike, ArrayLike]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export as jax_export
 from jax.dtypes import canonicalize_dtype
 
 from replicax import _bridges, _context, _nest, cluster
@@ -25,8 +26,6 @@ from replicax.values import DistributedValues, Mirrored, PerReplica, is_numeric
 from replicax.variables import Variable
 
 if TYPE_CHECKING:
-    from jax.export import Exported
-
     from replicax._typing import StrategyLike
     from replicax.input import DistributedIterator
 
@@ -39,7 +38,7 @@ def export(
     *args: Nest,
     input_signature: Sequence[Nest] | None = None,
     platforms: Sequence[str] | None = None,
-) -> Exported:
+) -> jax_export.Exported:
     """Write a function to a file that needs nothing but JAX to be loaded and called.
 
     The file has the program of the function on one device, as `function(*args)` outside of every
@@ -70,8 +69,6 @@ def export(
     >>> jax.export.deserialize(path.read_bytes()).call(jnp.ones((3, 2)))
     Array([3., 3., 3.], dtype=float32)
     """
-    from jax import export as jax_export  # as importing JAX does not import it
-
     called, name, signature = _taken(function, args, input_signature)
     target = _target(path)
     _require_platforms(platforms)
@@ -166,8 +163,6 @@ def _require_outside() -> None:
 
 def _symbolic(signature: tuple[Nest, ...], name: str) -> tuple[Nest, ...]:
     """Return the arguments as shapes and dtypes, with symbols where a size is `None`."""
-    from jax import export as jax_export
-
     found, structure = jax.tree_util.tree_flatten_with_path(signature)
     for at, leaf in found:
         ours = isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array))

@@ -59,6 +59,7 @@ def test_every_public_name_has_one_path(name):
         rx.config,
         rx.errors,
         rx.experimental,
+        rx.metrics,
         rx.parts,
         rx.planning,
         rx.preemption,

@@ -11,6 +11,7 @@ from replicax import (
     config,
     errors,
     experimental,
+    metrics,
     parts,
     planning,
     preemption,
@@ -26,6 +27,7 @@ from replicax.collectives import (
     ReductionToOneDevice,
 )
 from replicax.execution import AuditDifference, AuditReport, ReplicaContext, audit, function
+from replicax.exporting import export
 from replicax.input import (
     AutoShardPolicy,
     DistributedDataset,
@@ -36,6 +38,7 @@ from replicax.input import (
     from_tensor_slices,
 )
 from replicax.integrations.optax import Optimizer
+from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.reporting import is_first_worker, print
 from replicax.strategies import (
     MirroredStrategy,
@@ -53,7 +56,10 @@ from replicax.strategies import (
 )
 from replicax.topology import Topology
 from replicax.values import DistributedValues, Mirrored, PerReplica
-from replicax.variables import IndexedSlices, Variable, grad, value_and_grad
+
+# `rx.variables` is the function, and hides the package of that name, which users do not need;
+# `from replicax.variables import ...` goes on working.
+from replicax.variables import IndexedSlices, Variable, grad, value_and_grad, variables
 
 __version__ = "0.1.0"
 
@@ -95,10 +101,12 @@ __all__ = [
     "audit",
     "cluster_resolver",
     "compat",
+    "compute_average_loss",
     "config",
     "errors",
     "experimental",
     "experimental_set_strategy",
+    "export",
     "from_tensor_slices",
     "function",
     "get_replica_context",
@@ -107,12 +115,15 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "is_first_worker",
+    "metrics",
     "parts",
     "planning",
     "preemption",
     "print",
+    "scale_regularization_loss",
     "tpu",
     "value_and_grad",
+    "variables",
 ]
 
 # One public path a name: tracebacks, `repr` and documentation say `replicax.Variable`.

@@ -28,6 +28,7 @@ of the reference API would catch, so `except ValueError` goes on working.
      │   ├─ CheckpointNotFound (FileNotFoundError)     there is none at that path
      │   ├─ InvalidCheckpoint (ValueError)             damaged, cut off, or of another program
      │   └─ CheckpointMismatch (ValueError)            it does not fit the objects
+     ├─ ExportFailed          (OSError)                a file of `rx.export` could not be written
      └─ NotPicklable          (TypeError)              tied to this process's devices
 
 There are four warnings, each a `UserWarning`: `PerformanceHint`, `InexactResumption`,
@@ -142,6 +143,10 @@ class InvalidCheckpoint(CheckpointError, ValueError):
 
 class CheckpointMismatch(CheckpointError, ValueError):
     """A checkpoint does not fit the objects that it was to be restored into."""
+
+
+class ExportFailed(ReplicaxError, OSError):
+    """The file of an export could not be written; what was there before is as it was."""
 
 
 class PerformanceHint(UserWarning):

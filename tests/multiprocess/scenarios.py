@@ -474,6 +474,21 @@ def audits(strategy, worker):
     return {"differences": [str(each) for each in report.differences], "sampled": sampled}
 
 
+@scenario
+def exports(strategy, worker):
+    with strategy.scope():
+        weight = rx.Variable(2.0)
+
+    def export(path):
+        return rx.export(lambda x: x * weight, path, np.float32([1, 2]))
+
+    with tempfile.TemporaryDirectory() as directory:
+        export(Path(directory) / "model")
+        there = [each.name for each in Path(directory).iterdir()]
+    failure = message_of(rx.errors.ExportFailed, lambda: export("/dev/null/model"))
+    return {"there": there, "failure": failure}
+
+
 def main() -> None:
     strategy = rx.MultiWorkerMirroredStrategy()
     worker = strategy.cluster_resolver.task_id

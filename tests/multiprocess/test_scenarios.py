@@ -183,3 +183,10 @@ def test_what_differs_on_one_worker_is_reported_by_all(results):
     (difference,) = told["differences"]
     assert re.fullmatch(r"output on worker 1 differs by 1; rounding explains .*", difference)
     assert difference in told["sampled"]
+
+
+def test_the_first_worker_exports_and_all_are_told_if_it_fails(results):
+    first, second = (each["exports"] for each in results)
+    assert (first["there"], second["there"]) == (["model"], [])
+    assert first["failure"] == second["failure"]
+    assert "could not be written to /dev/null/model: " in first["failure"]

@@ -8,6 +8,7 @@ from replicax.variables._adopted import (
     write,
 )
 from replicax.variables._aggregating import AggregatingVariable
+from replicax.variables._collecting import variables
 from replicax.variables._copy import VariableCopy
 from replicax.variables._creation import VariableRequest
 from replicax.variables._gradients import grad, value_and_grad
@@ -52,5 +53,6 @@ __all__ = [
     "require_equal_copies",
     "reusing_states",
     "value_and_grad",
+    "variables",
     "write",
 ]

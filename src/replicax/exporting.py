@@ -1,0 +1,378 @@
+"""`rx.export`: a trained function as a file that JAX alone can load and call."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export as jax_export
+from jax.dtypes import canonicalize_dtype
+
+from replicax import _bridges, _context, _nest, cluster
+from replicax._context import Frame, Kind
+from replicax._enums import ReduceOp, VariableAggregation
+from replicax._typing import Nest
+from replicax.collectives import Collectives, CommunicationOptions
+from replicax.errors import ContextError, ExportFailed, InvalidArgument, InvalidType
+from replicax.execution import Executor, Function, FunctionOfInstance
+from replicax.topology import Topology
+from replicax.values import DistributedValues, Mirrored, PerReplica, is_numeric
+from replicax.variables import Variable
+
+if TYPE_CHECKING:
+    from replicax._typing import StrategyLike
+    from replicax.input import DistributedIterator
+
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def export(
+    function: Callable[..., Any],
+    path: str | os.PathLike[str],
+    *args: Nest,
+    input_signature: Sequence[Nest] | None = None,
+    platforms: Sequence[str] | None = None,
+) -> jax_export.Exported:
+    """Write a function to a file that needs nothing but JAX to be loaded and called.
+
+    The file has the program of the function on one device, as `function(*args)` outside of every
+    scope would compute it, with the values that variables have now. It is loaded by
+    `jax.export.deserialize(Path(path).read_bytes()).call(...)`. All workers call this together;
+    the first one writes, and all return when the file is there.
+
+    Args:
+      function: An `rx.function` or any other function of arrays that writes no variables and runs
+        nothing on replicas, such as the forward pass. A Keras model or an NNX module will do.
+      path: The file. One that is there is replaced, at once and as a whole.
+      *args: Example arguments, or a `jax.ShapeDtypeStruct` in the place of each array.
+      input_signature: The same as one sequence; by default that of the `rx.function`. `None` in the
+        place of the first size of a shape is a batch of any size, the same in all arguments; in
+        another place it is a size of its own. `jax.export.symbolic_shape` can say more.
+      platforms: For which platforms the program is: "cpu", "cuda", "rocm", "tpu". By default the
+        one in use.
+
+    Returns:
+      What was written, as `jax.export.Exported`.
+
+    >>> import jax, jax.numpy as jnp, pathlib, tempfile, replicax as rx
+    >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    ...     weight = rx.Variable([1.0, 2.0])
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "model")
+    >>> rows = jax.ShapeDtypeStruct((None, 2), jnp.float32)
+    >>> _ = rx.export(lambda x: x @ weight.value, path, rows)
+    >>> jax.export.deserialize(path.read_bytes()).call(jnp.ones((3, 2)))
+    Array([3., 3., 3.], dtype=float32)
+    """
+    called, name, signature = _taken(function, args, input_signature)
+    target = _target(path)
+    _require_platforms(platforms)
+    _require_outside()
+    _bridges.load()
+    specs = _symbolic(signature, name)
+    jitted = jax.jit(_pure(called, name))
+    jitted.trace(*specs)  # for errors of the function itself, before those of exporting it
+    try:
+        exported = jax_export.export(jitted, platforms=platforms)(*specs)
+    except NotImplementedError as error:
+        raise InvalidArgument(
+            f"`{name}` cannot be exported: {error}. It must not call back into Python, as "
+            "`jax.debug.print` and `jax.pure_callback` do."
+        ) from error
+    try:
+        written = exported.serialize()
+    except ValueError as error:
+        raise InvalidType(
+            f"`{name}` cannot be exported: {error} Take and return arrays in tuples, lists and "
+            "dictionaries."
+        ) from error
+    _write_together(target, written, name)
+    return exported
+
+
+def _taken(
+    function: Any, args: tuple[Nest, ...], input_signature: Sequence[Nest] | None
+) -> tuple[Callable[..., Any], str, tuple[Nest, ...]]:
+    """Return what is called, its name, and what it is called with."""
+    called: Any = function
+    declared = None
+    if isinstance(function, Function):
+        called, declared = function.python_function, function.input_signature
+    elif isinstance(function, FunctionOfInstance):
+        called = function.function.python_function.__get__(function.instance)
+    if not callable(called):
+        raise InvalidType(
+            f"`rx.export` exports a function; got {_kind(function)}. Pass the function, then the "
+            "path, then its arguments."
+        )
+    name = getattr(called, "__name__", type(called).__name__)
+    if args and input_signature is not None:
+        raise InvalidArgument(
+            f"`rx.export` of `{name}` got example arguments and an `input_signature`. Give one."
+        )
+    signature = args or (declared if input_signature is None else tuple(input_signature))
+    if signature is None:
+        raise InvalidArgument(
+            f"`rx.export` of `{name}` was not told what the function is called with. Pass example "
+            "arguments after the path, or `input_signature=[jax.ShapeDtypeStruct(...)]`; for a "
+            "function without arguments, `input_signature=[]`."
+        )
+    return called, name, tuple(signature)
+
+
+def _target(path: Any) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidType(f"`path` of `rx.export` must be the name of a file; got {_kind(path)}.")
+    text = os.fspath(path)
+    if "://" in text or not text or Path(text).is_dir():
+        raise InvalidArgument(
+            f"`path` of `rx.export` must name a file of this machine, or mounted there; got "
+            f"{text!r}."
+        )
+    return Path(text).absolute()
+
+
+def _require_platforms(platforms: Sequence[str] | None) -> None:
+    if platforms is None:
+        return
+    if isinstance(platforms, str) or not platforms or not set(platforms) <= set(_PLATFORMS):
+        raise InvalidArgument(
+            f"`platforms` of `rx.export` must be one or more of {_PLATFORMS}, in a tuple; got "
+            f"{platforms!r}."
+        )
+
+
+def _require_outside() -> None:
+    frame = _context.current()
+    if frame.program is not None or frame.overlay is not None:
+        raise ContextError(
+            "`rx.export` was called while a function is traced or differentiated, where variables "
+            "have no numbers. Call it outside."
+        )
+    if frame.kind is not Kind.CROSS_REPLICA and frame.strategy is not None:
+        raise ContextError(
+            f"`rx.export` is for all replicas together. Current context: {frame}. Call it outside "
+            "the function given to `run`."
+        )
+
+
+def _symbolic(signature: tuple[Nest, ...], name: str) -> tuple[Nest, ...]:
+    """Return the arguments as shapes and dtypes, with symbols where a size is `None`."""
+    found, structure = jax.tree_util.tree_flatten_with_path(signature)
+    for at, leaf in found:
+        ours = isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array))
+        if not ours and not (isinstance(leaf, (np.ndarray, np.generic)) and is_numeric(leaf.dtype)):
+            raise InvalidType(
+                f"`rx.export` of `{name}` takes arrays, or a `jax.ShapeDtypeStruct` for each; got "
+                f"{_kind(leaf)} as argument {jax.tree_util.keystr(at)}. Bind other values first, "
+                "with `functools.partial`; variables need not be given."
+            )
+    sizes = [size for _, leaf in found for size in leaf.shape]
+    symbols = [size for size in sizes if jax_export.is_symbolic_dim(size)]
+    scope = symbols[0].scope if symbols else jax_export.SymbolicScope()
+
+    def symbol(index: int, axis: int) -> Any:
+        word = "batch" if axis == 0 else f"size_{index}_{axis}"
+        return jax_export.symbolic_shape(word, scope=scope)[0]
+
+    specs = []
+    for index, (_, leaf) in enumerate(found):
+        shape = [symbol(index, axis) if n is None else n for axis, n in enumerate(leaf.shape)]
+        dtype = canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+        specs.append(jax.ShapeDtypeStruct(tuple(shape), dtype))
+    return jax.tree.unflatten(structure, specs)
+
+
+def _pure(function: Callable[..., Any], name: str) -> Callable[..., Nest]:
+    """Return the function for JAX to trace: variables are constants, and nothing is written."""
+
+    def called(*args: Nest) -> Nest:
+        return function(*args)
+
+    def pure(*args: Nest) -> Nest:
+        with _context.entered(Frame(program=_OnOneDevice(name))):
+            return _arrays(_bridges.surrounded(called)(*args), name)
+
+    pure.__name__ = pure.__qualname__ = name
+    return pure
+
+
+def _arrays(result: Nest, name: str) -> Nest:
+    """Return the result with arrays only; refuse what is not one."""
+    leaves, structure = _nest.flatten(result)
+    arrays = []
+    for leaf in leaves:
+        leaf = leaf.value if isinstance(leaf, Variable) else leaf
+        if isinstance(leaf, DistributedValues) or not isinstance(
+            leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+        ):
+            raise InvalidType(
+                f"`{name}` cannot be exported: it returned {_kind(leaf)}. Return arrays, in "
+                "tuples, lists and dictionaries."
+            )
+        arrays.append(jnp.asarray(leaf))
+    result = jax.tree.unflatten(structure, arrays)
+    if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(result)):
+        raise InvalidType(
+            f"`{name}` cannot be exported: it returned {_kind(result)}, which JAX does not know as "
+            "a container. Return arrays, in tuples, lists and dictionaries."
+        )
+    return result
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__module__}.{type(value).__qualname__}".replace(" builtins.", " ")
+
+
+def _write_together(path: Path, content: bytes | bytearray, name: str) -> None:
+    """Have the first worker write the file, and all workers know how that ended."""
+    session = cluster.session()
+    failure: OSError | None = None
+    if session is None or session.members.index == 0:
+        try:
+            _write(path, content)
+        except OSError as error:
+            failure = error
+    news = None if failure is None else f"{path}: {type(failure).__name__}: {failure}"
+    if session is not None:
+        news = session.meet(f"the export of `{name}`", news)[0]
+    if news is not None:
+        raise ExportFailed(
+            f"The export of `{name}` could not be written to {news}. What was there before is as "
+            "it was; export again when the reason is gone."
+        ) from failure
+
+
+def _write(path: Path, content: bytes | bytearray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@final
+class _OnOneDevice:
+    """The program of an export while it is traced: what `Frame.program` holds.
+
+    Variables are constants in it. Whatever one device without replicas cannot do is refused.
+    """
+
+    inside = False
+    finding = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._values: dict[Variable, jax.Array] = {}
+        self._topology: Topology | None = None
+
+    def state_of(self, variable: Variable) -> Any:
+        """Return a state that every read makes the variable's value of."""
+        if variable not in self._values:
+            with jax.ensure_compile_time_eval():
+                value = variable.stored_value()
+                # One device has all of it, also of a variable in parts.
+                self._values[variable] = jax.device_put(value, jax.local_devices()[0])
+        return variable.wrap_state(self._values[variable], None, inside=True)
+
+    def set_state_of(self, variable: Variable, state: Any) -> NoReturn:
+        self.refuse(
+            f"writes to variable {variable.name!r} (shape {variable.shape}, dtype "
+            f"{variable.dtype}), which is a constant there. Export a function that only reads "
+            "variables, such as the forward pass of a model"
+        )
+
+    def note(self, topology: Topology) -> None:
+        self._topology = topology
+
+    @property
+    def collectives(self) -> Collectives:
+        assert self._topology is not None  # a strategy says it before it asks
+        return _WithoutReplicas(self, self._topology)
+
+    @property
+    def executor(self) -> Executor:
+        return _RefusingExecutor(self)
+
+    def pull(self, iterator: DistributedIterator) -> NoReturn:
+        self.loop()
+
+    def loop(self) -> NoReturn:
+        self.refuse("reads a distributed dataset. Export a function of one batch")
+
+    def hand_out(self, value: Nest, receive: Callable[[Nest], None]) -> None:
+        receive(value)
+
+    def refuse(self, reason: str) -> NoReturn:
+        raise InvalidArgument(
+            f"`{self._name}` cannot be exported as a program for one device: it {reason}."
+        )
+
+
+@final
+class _RefusingExecutor(Executor):
+    def __init__(self, program: _OnOneDevice) -> None:
+        self._program = program
+
+    def run(
+        self,
+        strategy: StrategyLike,
+        frame: Frame,
+        fn: Callable[..., Any],
+        args: Sequence[Nest],
+        kwargs: Mapping[str, Nest],
+    ) -> NoReturn:
+        self._program.refuse(
+            f"runs a function on the replicas of {strategy!r}. Export the function that it gives "
+            "to `run`"
+        )
+
+
+@final
+class _WithoutReplicas(Collectives):
+    """What is left of collectives on one device: those of a single replica, which is alone."""
+
+    def __init__(self, program: _OnOneDevice, topology: Topology) -> None:
+        self._program, self._topology = program, topology
+
+    def reduce(
+        self, op: ReduceOp, values: Sequence[PerReplica], options: CommunicationOptions
+    ) -> list[Mirrored]:
+        combine = jnp.mean if op is ReduceOp.MEAN else jnp.sum
+        return [self.as_mirrored(combine(self._only(value)[None], axis=0)) for value in values]
+
+    def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
+        return self.as_mirrored(self._only(value))
+
+    def broadcast(self, value: PerReplica) -> Mirrored:
+        return self.as_mirrored(self._only(value))
+
+    def mirror(self, value: Any) -> Mirrored:
+        return value if isinstance(value, Mirrored) else self.as_mirrored(jnp.asarray(value))
+
+    def as_mirrored(self, array: jax.Array) -> Mirrored:
+        return Mirrored.from_array(array, self._topology, inside=True)
+
+    def distribute(self, values: Sequence[Any]) -> PerReplica:
+        return PerReplica.from_array(jnp.asarray(values[0]), self._topology, inside=True)
+
+    def aggregate(self, aggregation: VariableAggregation, value: PerReplica) -> Mirrored:
+        return self.as_mirrored(value.component(0))  # the state of a variable is its value here
+
+    def _only(self, value: PerReplica) -> jax.Array:
+        if self._topology.num_replicas > 1:
+            self._program.refuse(
+                f"combines values of {self._topology.num_replicas} replicas. Export a function "
+                "that uses no collectives"
+            )
+        return jnp.asarray(value.component(0))

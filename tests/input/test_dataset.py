@@ -175,6 +175,9 @@ def test_the_spec_is_not_taken_from_a_resumed_pass(two):
 def test_a_batch_larger_than_the_first_sets_the_shares_anew(two):
     batches = [np.arange(2), np.arange(6), np.arange(3)]
     dataset = two.experimental_distribute_dataset(batches)
+    assert shares_of(two, dataset) == [[[0], [1]], [[0, 1, 2], [3, 4, 5]], [[0, 1], [2]]]
+    options = rx.InputOptions(partial_batches="in_order")
+    dataset = two.experimental_distribute_dataset(batches, options)
     assert shares_of(two, dataset) == [[[0], [1]], [[0, 1, 2], [3, 4, 5]], [[0, 1, 2], []]]
 
 
@@ -256,6 +259,8 @@ def test_options_are_checked():
         ({"experimental_fetch_to_device": "no"}, TypeError),
         ({"auto_shard_policy": "SOMETIMES"}, ValueError),
         ({"experimental_replication_mode": "PER_PERSON"}, ValueError),
+        ({"partial_batches": "padded"}, ValueError),
+        ({"partial_batches": None}, ValueError),
         ({"global_batch_size": 0}, ValueError),
         ({"experimental_place_dataset_on_device": True}, ValueError),
         (

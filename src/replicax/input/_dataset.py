@@ -45,7 +45,7 @@ def distribute(
     source = source_of(dataset)
     if options.global_batch_size is not None:
         source = source.batched(options.global_batch_size)
-    workers = Workers.of(topology)
+    workers = Workers.of(topology, options.partial_batches)
     source, own = shard(source, workers, options.auto_shard_policy)
     return DistributedDataset(
         topology,
@@ -167,8 +167,8 @@ class DistributedDataset:
       1: Array([2, 3], dtype=int32)
     }
     PerReplica:{
-      0: Array([4, 5], dtype=int32),
-      1: Array([], shape=(0,), dtype=int32)
+      0: Array([4], dtype=int32),
+      1: Array([5], dtype=int32)
     }
     """
 

@@ -234,7 +234,11 @@ def test_what_is_no_dataset_is_refused(two, dataset, message):
     ("batches", "error", "message"),
     [
         ([np.float32(1)], ValueError, r"without rows; got array: \(\)"),
-        ([{"x": np.zeros(2), "y": 1.0}], ValueError, r"\['x'\]: \(2,\), \['y'\]: \(\)"),
+        (
+            [{"x": np.zeros(2), "y": 1.0}],
+            ValueError,
+            r"without rows at \['y'\]; got \['x'\]: \(2,\), \['y'\]: \(\)",
+        ),
         ([{"x": np.zeros(2), "y": np.zeros(3)}], ValueError, "different numbers of rows"),
         ([{}], ValueError, "no arrays"),
         ([np.zeros(2), (np.zeros(2), np.zeros(2))], ValueError, "of one kind"),
@@ -244,6 +248,37 @@ def test_what_is_no_dataset_is_refused(two, dataset, message):
 def test_elements_that_cannot_be_divided_are_refused(two, batches, error, message):
     with pytest.raises(error, match=message):
         list(two.experimental_distribute_dataset(batches))
+
+
+ELEMENTS = [
+    [np.float32(1), np.float32(2)],
+    [{"x": np.zeros((2, 3), np.float32), "y": np.float32(5)}],
+    [{"x": np.zeros((2, 3), np.float32), "y": np.zeros(3, np.float32)}] * 2,
+    [np.zeros((0, 3), np.float32)],
+    [(np.zeros((0, 3), np.float32), np.int32(7))],
+    [{}, {}],
+]
+
+
+@pytest.mark.parametrize("elements", ELEMENTS)
+@pytest.mark.parametrize("make", [rx.get_strategy, lambda: rx.MirroredStrategy(["CPU:1"])])
+def test_one_replica_gets_elements_as_they_are(make, elements):
+    strategy = make()
+    dataset = strategy.experimental_distribute_dataset(elements)
+    seen = list(dataset)
+    assert jax.tree.structure(seen) == jax.tree.structure(elements)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(seen))
+    jax.tree.map(np.testing.assert_array_equal, seen, elements)
+    assert dataset.element_spec == jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), elements[0]
+    )
+    step = rx.function(lambda iterator: next(iterator))
+    iterator = iter(dataset)
+    jax.tree.map(np.testing.assert_array_equal, step(iterator), elements[0])
+    resumed = iter(dataset)
+    resumed.set_state(iterator.get_state())
+    assert len(list(resumed)) == len(elements) - 1
+    iterator.close()
 
 
 def test_a_function_that_returns_no_iterator_is_refused(two):

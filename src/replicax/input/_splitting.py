@@ -104,20 +104,36 @@ def shares(rows: int, replicas: int) -> list[int]:
     return [least + (replica < more) for replica in range(replicas)]
 
 
-def count_rows(arrays: Sequence[np.ndarray], structure: Any) -> int:
-    """The size of the first dimension, in which all arrays of a nest have to agree."""
+def common_rows(arrays: Sequence[np.ndarray]) -> int | None:
+    """Return the size of the first dimension, if all arrays have one and agree in it."""
     sizes = {array.shape[:1] for array in arrays}
-    if len(sizes) == 1 and () not in sizes:
-        return next(iter(sizes))[0]
+    return next(iter(sizes))[0] if len(sizes) == 1 and () not in sizes else None
+
+
+def count_rows(arrays: Sequence[np.ndarray], structure: Any) -> int:
+    """Return the size of the first dimension, in which all arrays of a nest must agree."""
+    rows = common_rows(arrays)
+    if rows is not None:
+        return rows
     named, _ = _nest.flatten_with_paths(jax.tree.unflatten(structure, arrays), everything=True)
     shapes = [f"{path or 'array'}: {leaf.shape}" for path, leaf in named]
+    scalars = [path for path, leaf in named if not leaf.ndim]
+    advice = "Give every array the same number of rows."
     if not arrays:
         problem = "A batch has no arrays"
-    elif () in sizes:
-        problem = "A batch has an array without rows"
+    elif scalars:
+        problem = f"A batch has an array without rows{_at(scalars)}"
+        advice = (
+            "Batch the examples first; of a number that is for the whole batch, make one for each "
+            "row."
+        )
     else:
         problem = "The arrays of a batch have different numbers of rows"
     raise ShapeMismatch(
         f"{problem}; got {', '.join(shapes) or structure}. The first dimension of each is divided "
-        "over the replicas: batch the examples first, and give every array the same number of rows."
+        f"over the replicas. {advice}"
     )
+
+
+def _at(paths: Sequence[str]) -> str:
+    return f" at {', '.join(paths)}" if all(paths) else ""

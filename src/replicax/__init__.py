@@ -27,6 +27,7 @@ from replicax.input import (
     InputContext,
     InputOptions,
     InputReplicationMode,
+    PartialBatches,
     from_tensor_slices,
 )
 from replicax.integrations.optax import Optimizer
@@ -69,6 +70,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",
+    "PartialBatches",
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",

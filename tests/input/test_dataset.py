@@ -80,6 +80,17 @@ def test_from_function_per_replica(two):
         assert shares_of(two, resumed) == expected[done:]
 
 
+def test_from_function_may_fill_the_same_array_again(two):
+    def refilled():
+        row = np.zeros(2)
+        for number in range(4):
+            row[:] = number
+            yield row
+
+    dataset = two.distribute_datasets_from_function(lambda context: refilled)
+    assert shares_of(two, dataset) == [[[0, 0], [1, 1]], [[2, 2], [3, 3]]]
+
+
 def test_from_function_of_single_numbers(two):
     dataset = two.distribute_datasets_from_function(lambda context: list(range(4)))
     assert shares_of(two, dataset) == [[0, 1], [2, 3]]
@@ -282,7 +293,7 @@ def test_one_replica_gets_elements_as_they_are(make, elements):
 
 
 def test_a_function_that_returns_no_iterator_is_refused(two):
-    with pytest.raises(TypeError, match="has to return an iterator"):
+    with pytest.raises(TypeError, match="must return an iterator"):
         next(iter(two.experimental_distribute_dataset(lambda: 3)))
 
 

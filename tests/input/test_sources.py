@@ -70,10 +70,11 @@ def test_examples_are_batched_by_us(name, two):
 def test_the_length_is_known_where_the_source_knows_it(source_name, make, two):
     dataset = two.experimental_distribute_dataset(make(ROWS, 8))
     if source_name in ("grain iter", "generator"):
+        assert dataset.cardinality == rx.experimental.UNKNOWN_CARDINALITY == -2
         with pytest.raises(TypeError, match="not known"):
             len(dataset)
     else:
-        assert len(dataset) == 3
+        assert len(dataset) == dataset.cardinality == 3
 
 
 def test_the_spec_is_that_of_a_full_share(make):
@@ -318,6 +319,7 @@ def test_an_infinite_dataset(two):
         [[2, 0], [1, 2]],
     ]
     iterator.close()
+    assert dataset.cardinality == rx.experimental.INFINITE_CARDINALITY == -1
     with pytest.raises(TypeError, match="never ends"):
         len(dataset)
 

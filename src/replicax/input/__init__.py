@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replicax._enums import AutoShardPolicy, InputReplicationMode
+from replicax._enums import AutoShardPolicy, InputReplicationMode, PartialBatches
 from replicax._typing import Nest
 from replicax.input._dataset import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
     DistributedDataset,
     distribute,
     distribute_from_function,
@@ -19,7 +21,7 @@ from replicax.input._iterator import (
 )
 from replicax.input._memory import aligned
 from replicax.input._options import InputContext, InputOptions
-from replicax.input.sources import of_a_library
+from replicax.input.sources import Calls, of_a_library
 
 if TYPE_CHECKING:
     import grain
@@ -43,7 +45,10 @@ def from_tensor_slices(arrays: Nest) -> grain.MapDataset:
 
 
 __all__ = [
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
     "AutoShardPolicy",
+    "Calls",
     "DistributedDataset",
     "DistributedIterator",
     "InitializableIterator",
@@ -51,6 +56,7 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "Optional",
+    "PartialBatches",
     "aligned",
     "distribute",
     "distribute_from_function",

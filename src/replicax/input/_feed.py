@@ -12,6 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from replicax.errors import InvalidArgument, StructureMismatch
+from replicax.input._memory import own_copy
 from replicax.input._source import Reader, Source, arrays_of, fields_of
 from replicax.input._splitting import Bounds, Workers, common_rows, count_rows, shares
 from replicax.values import Shape
@@ -166,7 +167,7 @@ class TakingFeed(Feed):
 
     def step(self) -> Step:
         each = self._replicas // len(self._readers)
-        elements = [self._take(index // each) for index in range(self._replicas)]
+        elements = [self._take(index // each, each > 1) for index in range(self._replicas)]
         example = next((element for element in elements if element is not None), None)
         if example is None:
             raise StopIteration
@@ -174,9 +175,10 @@ class TakingFeed(Feed):
             [_rows_or_none(element, leaf, example) for element in elements]
             for leaf in range(len(example))
         ]
-        return Step(self._check.structure, self._replicas, None, parts, self.state)
+        owned = each > 1
+        return Step(self._check.structure, self._replicas, None, parts, self.state, owned)
 
-    def _take(self, index: int) -> list[np.ndarray] | None:
+    def _take(self, index: int, several: bool) -> list[np.ndarray] | None:
         reader = self._readers[index]
         if reader is None:
             return None
@@ -189,7 +191,8 @@ class TakingFeed(Feed):
             return None
         leaves, structure = arrays_of(element)
         self._check(structure, leaves)
-        return leaves
+        # The source may use its memory again for the next element, which is of the same step.
+        return [own_copy(leaf) for leaf in leaves] if several else leaves
 
     @property
     def state(self) -> dict[str, Any]:

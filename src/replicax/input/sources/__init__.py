@@ -8,6 +8,7 @@ from replicax.errors import InvalidType
 from replicax.input._source import Source
 from replicax.input.sources import _calls, _grain, _iterable, _tf_data, _torch
 from replicax.input.sources._calls import Calls
+from replicax.input.sources._grain import is_sparse
 
 # In this order; the last takes any iterable. Each answers None for what is not its own, and none
 # imports its library: whoever made such a dataset has done that.
@@ -33,4 +34,4 @@ def source_of(dataset: Any) -> Source:
     )
 
 
-__all__ = ["Calls", "of_a_library", "source_of"]
+__all__ = ["Calls", "is_sparse", "of_a_library", "source_of"]

@@ -146,6 +146,7 @@ class Counting:
 @pytest.mark.parametrize("mode", ["PER_WORKER", "PER_REPLICA"])
 def test_an_input_function_may_return_a_function_of_elements(strategy, wrap, mode):
     local = len(strategy.topology.local_replicas)
+    replicas = range(strategy.num_replicas_in_sync)
     per_replica = mode == "PER_REPLICA"
     size = BATCH // strategy.num_replicas_in_sync
     iterator = strategy.make_input_fn_iterator(
@@ -157,8 +158,8 @@ def test_an_input_function_may_return_a_function_of_elements(strategy, wrap, mod
         for step in range(3):
             iterator.initialize()  # which changes nothing before the end
             number = 3 * passes + step
-            each = [number + 1 if per_replica else number * local + i + 1 for i in range(local)]
-            components_equal(strategy, sums(iterator.get_next()), [size * n for n in each])
+            each = [number if per_replica else number * local + i % local for i in replicas]
+            components_equal(strategy, sums(iterator.get_next()), [size * (n + 1) for n in each])
         with pytest.raises(StopIteration):
             iterator.get_next()
     iterator.close()

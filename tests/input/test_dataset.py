@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 
 import grain
 import jax
 import numpy as np
 import pytest
-from pipelines import BY_ROWS, expected_shares, shares_of
+from pipelines import BY_ROWS, RULES, expected_shares, shares_of
 
 import replicax as rx
 
@@ -28,6 +29,22 @@ def test_every_strategy_divides_the_batch(strategy):
     assert devices == [set(topology.devices[replica]) for replica in topology.local_replicas]
     if strategy.num_replicas_in_sync == 1:
         assert isinstance(element, jax.Array), "with one replica, values are plain"
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("last", [1, 3, 8, 20])
+def test_every_strategy_divides_a_partial_batch(strategy, rule, last):
+    rows = np.arange(24 + last, dtype=np.int32)
+    options = dataclasses.replace(BY_ROWS, partial_batches=rule)
+    dataset = strategy.experimental_distribute_dataset(
+        rx.from_tensor_slices(rows).batch(24), options
+    )
+    expected = expected_shares(rows.tolist(), 24, strategy.num_replicas_in_sync, rule)
+    local = strategy.topology.local_replicas
+    assert shares_of(strategy, dataset) == [[step[i] for i in local] for step in expected]
+    # As elements know the shapes of all replicas, they can be put together again.
+    gathered = [strategy.gather(element, axis=0).tolist() for element in dataset]
+    assert gathered == [rows[:24].tolist(), rows[24:].tolist()]
 
 
 def test_from_function(two):

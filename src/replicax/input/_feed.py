@@ -167,7 +167,7 @@ class TakingFeed(Feed):
 
     def step(self) -> Step:
         each = self._replicas // len(self._readers)
-        elements = [self._take(index // each, each > 1) for index in range(self._replicas)]
+        elements = [self._take(index // each) for index in range(self._replicas)]
         example = next((element for element in elements if element is not None), None)
         if example is None:
             raise StopIteration
@@ -175,10 +175,9 @@ class TakingFeed(Feed):
             [_rows_or_none(element, leaf, example) for element in elements]
             for leaf in range(len(example))
         ]
-        owned = each > 1
-        return Step(self._check.structure, self._replicas, None, parts, self.state, owned)
+        return Step(self._check.structure, self._replicas, None, parts, self.state, owned=True)
 
-    def _take(self, index: int, several: bool) -> list[np.ndarray] | None:
+    def _take(self, index: int) -> list[np.ndarray] | None:
         reader = self._readers[index]
         if reader is None:
             return None
@@ -191,8 +190,8 @@ class TakingFeed(Feed):
             return None
         leaves, structure = arrays_of(element)
         self._check(structure, leaves)
-        # The source may use its memory again for the next element, which is of the same step.
-        return [own_copy(leaf) for leaf in leaves] if several else leaves
+        # Now: the source may use its memory again for the next element, which is of the same step.
+        return [own_copy(leaf) for leaf in leaves]
 
     @property
     def state(self) -> dict[str, Any]:

@@ -104,13 +104,18 @@ def shares_of(strategy: rx.Strategy, elements: Any) -> list[list[Any]]:
     ]
 
 
-def expected_shares(rows: Sequence[Any], size: int, replicas: int) -> list[list[Any]]:
-    """What SPEC says, spelled out: full shares, which a partial batch fills in order."""
-    full = min(size, len(rows))
-    shares = [full // replicas + (replica < full % replicas) for replica in range(replicas)]
+RULES = ["even", "in_order"]
+
+
+def expected_shares(
+    rows: Sequence[Any], size: int, replicas: int, rule: str = "even"
+) -> list[list[Any]]:
+    """What SPEC says, spelled out: a batch is divided evenly, or fills the shares of a full one."""
     steps = []
     for start in range(0, len(rows), size):
         batch = list(rows[start : start + size])
+        divided = min(size, len(rows)) if rule == "in_order" else len(batch)
+        shares = [divided // replicas + (r < divided % replicas) for r in range(replicas)]
         step = []
         for share in shares:
             step.append(batch[:share])

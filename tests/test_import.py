@@ -55,6 +55,7 @@ def test_every_public_name_has_one_path(name):
     [
         rx.cluster_resolver,
         rx.compat.v1,
+        rx.compat.v1.data,
         rx.compat.v1.experimental,
         rx.config,
         rx.errors,

@@ -35,6 +35,7 @@ from replicax.input import (
     InputContext,
     InputOptions,
     InputReplicationMode,
+    PartialBatches,
     from_tensor_slices,
 )
 from replicax.integrations.optax import Optimizer
@@ -85,6 +86,7 @@ __all__ = [
     "NcclAllReduce",
     "OneDeviceStrategy",
     "Optimizer",
+    "PartialBatches",
     "PerReplica",
     "ReduceOp",
     "ReductionToOneDevice",

@@ -73,3 +73,14 @@ class InputReplicationMode(_Word):
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
+
+
+class PartialBatches(_Word):
+    """How a batch with fewer rows than a full one is divided over the replicas.
+
+    EVEN: as evenly as possible, as every batch is. IN_ORDER: each replica takes its share of a
+    full batch, in order, until the rows run out.
+    """
+
+    EVEN = "EVEN"
+    IN_ORDER = "IN_ORDER"

@@ -5,7 +5,7 @@ from replicax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from replicax.input import Optional
+from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Optional
 from replicax.strategies import (
     CentralStorageStrategy,
     ValueContext,
@@ -20,6 +20,8 @@ from replicax.strategies import (
 CollectiveCommunication = CommunicationImplementation
 
 __all__ = [
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
     "CentralStorageStrategy",
     "CollectiveCommunication",
     "CollectiveHints",

@@ -1,10 +1,12 @@
 """The face of v1: the same machinery by other names."""
 
+import json
 import os
 import warnings
 from contextlib import closing
 
 import grain
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -123,6 +125,104 @@ def test_an_iterator_of_an_input_function(strategy, mode):
                 begin = 0 if mode == "PER_REPLICA" else index * size
                 equal(part, np.arange(begin, begin + size) + 1)
         assert len(contexts) == (local if mode == "PER_REPLICA" else 1), "made once"
+
+
+class Counting:
+    """A function that gives an element per call, and ends a pass after some of them."""
+
+    def __init__(self, size: int, per_pass: int):
+        self.size, self.per_pass = size, per_pass
+        self.given = self.in_pass = 0
+
+    def __call__(self):
+        if self.in_pass == self.per_pass:
+            self.in_pass = 0
+            raise StopIteration
+        self.in_pass += 1
+        self.given += 1
+        return {"x": np.full(self.size, self.given), "tuple": (np.float32(self.given),)}
+
+
+@pytest.mark.parametrize("mode", ["PER_WORKER", "PER_REPLICA"])
+def test_an_input_function_may_return_a_function_of_elements(strategy, wrap, mode):
+    local = len(strategy.topology.local_replicas)
+    replicas = range(strategy.num_replicas_in_sync)
+    per_replica = mode == "PER_REPLICA"
+    size = BATCH // strategy.num_replicas_in_sync
+    iterator = strategy.make_input_fn_iterator(
+        lambda context: Counting(size, 3 if per_replica else 3 * local), mode
+    )
+    sums = wrap(lambda element: strategy.run(lambda e: jnp.sum(e["x"]), args=(element,)))
+    for passes in range(2):
+        assert iterator.initialize() == []
+        for step in range(3):
+            iterator.initialize()  # which changes nothing before the end
+            number = 3 * passes + step
+            each = [number if per_replica else number * local + i % local for i in replicas]
+            components_equal(strategy, sums(iterator.get_next()), [size * (n + 1) for n in each])
+        with pytest.raises(StopIteration):
+            iterator.get_next()
+    iterator.close()
+
+
+def test_the_iterator_of_a_function_of_elements(two):
+    def make():
+        return two.make_input_fn_iterator(lambda context: Counting(2, 4))
+
+    with closing(make()) as iterator:
+        with pytest.raises(ValueError, match="Initialize its iterator"):
+            _ = iterator.element_spec
+        iterator.initialize()
+        assert iterator.element_spec["x"] == jax.ShapeDtypeStruct((2,), np.int32)
+        first = [value.tolist() for value in iterator.get_next()["x"].values]
+        assert first == [[1, 1], [2, 2]], "what was looked at is not lost"
+        state = json.loads(json.dumps(iterator.get_state()))
+        with pytest.raises(ValueError, match="cannot begin again"):
+            iterator.set_state(state)
+        assert [value.tolist() for value in iterator.get_next()["x"].values] == [[3, 3], [4, 4]]
+    with closing(make()) as resumed:
+        resumed.set_state(state)
+        assert [value.tolist() for value in resumed.get_next()["x"].values] == [[3, 3], [4, 4]]
+        with pytest.raises(StopIteration):
+            resumed.get_next()
+
+
+def test_what_an_input_function_returns(two):
+    def generator():
+        yield from (np.full(2, number) for number in range(4))
+
+    with closing(two.make_input_fn_iterator(lambda context: generator)) as iterator:
+        for _ in range(2):  # a generator function is a dataset, and begins again
+            iterator.initialize()
+            assert [value.tolist() for value in iterator.get_next().values] == [[0, 0], [1, 1]]
+    with closing(two.make_input_fn_iterator(lambda context: lambda: generator())) as iterator:
+        iterator.initialize()
+        with pytest.raises(TypeError, match="returned a generator"):
+            iterator.get_next()
+
+    def broken():
+        raise OSError("no such file")
+
+    with closing(two.make_input_fn_iterator(lambda context: broken)) as iterator:
+        iterator.initialize()
+        with pytest.raises(OSError, match="no such file"):
+            iterator.get_next()
+    with pytest.raises(TypeError, match="needs a function; got"):
+        two.make_input_fn_iterator([np.zeros(2)])
+
+
+def test_make_initializable_iterator(strategy):
+    batches = [np.arange(BATCH), np.arange(BATCH) + 1]
+    dataset = strategy.experimental_distribute_dataset(batches)
+    with closing(v1.data.make_initializable_iterator(dataset, shared_name="shared")) as iterator:
+        with pytest.raises(rx.errors.NotInitialized):
+            iterator.get_next()
+        for _ in range(2):
+            assert iterator.initializer == []
+            equal(strategy.gather(iterator.get_next(), axis=0), batches[0])
+    for wrong in (batches, iter(dataset), None):
+        with pytest.raises(TypeError, match="needs a distributed dataset; got a"):
+            v1.data.make_initializable_iterator(wrong)
 
 
 def test_an_iterator_has_to_be_initialized(strategy):

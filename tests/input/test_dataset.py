@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 
 import grain
 import jax
 import numpy as np
 import pytest
-from pipelines import BY_ROWS, expected_shares, shares_of
+from pipelines import BY_ROWS, RULES, expected_shares, shares_of
 
 import replicax as rx
 
@@ -28,6 +29,22 @@ def test_every_strategy_divides_the_batch(strategy):
     assert devices == [set(topology.devices[replica]) for replica in topology.local_replicas]
     if strategy.num_replicas_in_sync == 1:
         assert isinstance(element, jax.Array), "with one replica, values are plain"
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("last", [1, 3, 8, 20])
+def test_every_strategy_divides_a_partial_batch(strategy, rule, last):
+    rows = np.arange(24 + last, dtype=np.int32)
+    options = dataclasses.replace(BY_ROWS, partial_batches=rule)
+    dataset = strategy.experimental_distribute_dataset(
+        rx.from_tensor_slices(rows).batch(24), options
+    )
+    expected = expected_shares(rows.tolist(), 24, strategy.num_replicas_in_sync, rule)
+    local = strategy.topology.local_replicas
+    assert shares_of(strategy, dataset) == [[step[i] for i in local] for step in expected]
+    # As elements know the shapes of all replicas, they can be put together again.
+    gathered = [strategy.gather(element, axis=0).tolist() for element in dataset]
+    assert gathered == [rows[:24].tolist(), rows[24:].tolist()]
 
 
 def test_from_function(two):
@@ -78,6 +95,17 @@ def test_from_function_per_replica(two):
         resumed.set_state(iterator.get_state())
         iterator.close()
         assert shares_of(two, resumed) == expected[done:]
+
+
+def test_from_function_may_fill_the_same_array_again(two):
+    def refilled():
+        row = np.zeros(2)
+        for number in range(4):
+            row[:] = number
+            yield row
+
+    dataset = two.distribute_datasets_from_function(lambda context: refilled)
+    assert shares_of(two, dataset) == [[[0, 0], [1, 1]], [[2, 2], [3, 3]]]
 
 
 def test_from_function_of_single_numbers(two):
@@ -175,6 +203,9 @@ def test_the_spec_is_not_taken_from_a_resumed_pass(two):
 def test_a_batch_larger_than_the_first_sets_the_shares_anew(two):
     batches = [np.arange(2), np.arange(6), np.arange(3)]
     dataset = two.experimental_distribute_dataset(batches)
+    assert shares_of(two, dataset) == [[[0], [1]], [[0, 1, 2], [3, 4, 5]], [[0, 1], [2]]]
+    options = rx.InputOptions(partial_batches="in_order")
+    dataset = two.experimental_distribute_dataset(batches, options)
     assert shares_of(two, dataset) == [[[0], [1]], [[0, 1, 2], [3, 4, 5]], [[0, 1, 2], []]]
 
 
@@ -231,7 +262,11 @@ def test_what_is_no_dataset_is_refused(two, dataset, message):
     ("batches", "error", "message"),
     [
         ([np.float32(1)], ValueError, r"without rows; got array: \(\)"),
-        ([{"x": np.zeros(2), "y": 1.0}], ValueError, r"\['x'\]: \(2,\), \['y'\]: \(\)"),
+        (
+            [{"x": np.zeros(2), "y": 1.0}],
+            ValueError,
+            r"without rows at \['y'\]; got \['x'\]: \(2,\), \['y'\]: \(\)",
+        ),
         ([{"x": np.zeros(2), "y": np.zeros(3)}], ValueError, "different numbers of rows"),
         ([{}], ValueError, "no arrays"),
         ([np.zeros(2), (np.zeros(2), np.zeros(2))], ValueError, "of one kind"),
@@ -243,8 +278,39 @@ def test_elements_that_cannot_be_divided_are_refused(two, batches, error, messag
         list(two.experimental_distribute_dataset(batches))
 
 
+ELEMENTS = [
+    [np.float32(1), np.float32(2)],
+    [{"x": np.zeros((2, 3), np.float32), "y": np.float32(5)}],
+    [{"x": np.zeros((2, 3), np.float32), "y": np.zeros(3, np.float32)}] * 2,
+    [np.zeros((0, 3), np.float32)],
+    [(np.zeros((0, 3), np.float32), np.int32(7))],
+    [{}, {}],
+]
+
+
+@pytest.mark.parametrize("elements", ELEMENTS)
+@pytest.mark.parametrize("make", [rx.get_strategy, lambda: rx.MirroredStrategy(["CPU:1"])])
+def test_one_replica_gets_elements_as_they_are(make, elements):
+    strategy = make()
+    dataset = strategy.experimental_distribute_dataset(elements)
+    seen = list(dataset)
+    assert jax.tree.structure(seen) == jax.tree.structure(elements)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(seen))
+    jax.tree.map(np.testing.assert_array_equal, seen, elements)
+    assert dataset.element_spec == jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), elements[0]
+    )
+    step = rx.function(lambda iterator: next(iterator))
+    iterator = iter(dataset)
+    jax.tree.map(np.testing.assert_array_equal, step(iterator), elements[0])
+    resumed = iter(dataset)
+    resumed.set_state(iterator.get_state())
+    assert len(list(resumed)) == len(elements) - 1
+    iterator.close()
+
+
 def test_a_function_that_returns_no_iterator_is_refused(two):
-    with pytest.raises(TypeError, match="has to return an iterator"):
+    with pytest.raises(TypeError, match="must return an iterator"):
         next(iter(two.experimental_distribute_dataset(lambda: 3)))
 
 
@@ -256,6 +322,8 @@ def test_options_are_checked():
         ({"experimental_fetch_to_device": "no"}, TypeError),
         ({"auto_shard_policy": "SOMETIMES"}, ValueError),
         ({"experimental_replication_mode": "PER_PERSON"}, ValueError),
+        ({"partial_batches": "padded"}, ValueError),
+        ({"partial_batches": None}, ValueError),
         ({"global_batch_size": 0}, ValueError),
         ({"experimental_place_dataset_on_device": True}, ValueError),
         (

@@ -116,6 +116,43 @@ def test_a_partial_batch_in_a_function(two):
     assert step.tracing_count == 1
 
 
+@pytest.mark.parametrize("way", ["next", "element", "signature", "run"])
+def test_a_partial_batch_that_divides_is_a_second_program(strategy, way):
+    replicas = strategy.num_replicas_in_sync
+    dataset = dataset_of(strategy, 6 * replicas, 4 * replicas)
+    seen = []
+
+    def replica_fn(x):
+        seen.append((len(x), isinstance(x, jax.core.Tracer)))
+        return jnp.sum(x)
+
+    def step_on(x):
+        return strategy.reduce("SUM", strategy.run(replica_fn, args=(x,)), axis=None)
+
+    if way == "next":
+        function = rx.function(lambda iterator: step_on(next(iterator)))
+        take = function
+    elif way == "run":
+        function = rx.function(replica_fn)
+
+        def take(iterator):
+            results = strategy.run(function, args=(next(iterator),))
+            return strategy.reduce("SUM", results, axis=None)
+
+    else:
+        signature = [dataset.element_spec] if way == "signature" else None
+        function = rx.function(step_on, input_signature=signature)
+
+        def take(iterator):
+            return function(next(iterator))
+
+    expected = [float(rows(4 * replicas).sum()), float(rows(6 * replicas)[4 * replicas :].sum())]
+    for _ in range(3):
+        assert [float(x) for x in until_the_end(take, iter(dataset))] == expected
+        assert function.tracing_count == 2
+        assert seen == [(4, True)] * 2 + [(2, True)] * 2, "traced in two passes each, never eager"
+
+
 def test_elements_of_other_shapes_are_other_programs(two):
     dataset = two.experimental_distribute_dataset(
         [np.ones((2, 3)), np.ones((2, 5)), np.ones((2, 3))]
@@ -233,8 +270,10 @@ def test_a_loop_in_a_function(strategy, count):
     assert float(epoch(dataset)) == expected
     first = len(traces)
     replicas = strategy.num_replicas_in_sync
-    # The partial batch runs eagerly, once for each local replica; the rest was traced and is kept.
-    partial = 0 if count % 8 == 0 else len(strategy.topology.local_replicas)
+    # A partial batch that does not divide runs eagerly, once for each local replica; the rest was
+    # traced and is kept.
+    even = count % 8 % replicas == 0
+    partial = 0 if even else len(strategy.topology.local_replicas)
     for _ in range(2):
         assert float(epoch(dataset)) == expected
     if 8 % replicas == 0 and replicas > 1:

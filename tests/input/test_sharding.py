@@ -20,7 +20,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pipelines import Rows
+from pipelines import RULES, Rows, expected_shares
 
 import replicax as rx
 from replicax.input._feed import SplittingFeed
@@ -31,10 +31,17 @@ from replicax.input.sources import source_of
 POLICIES = rx.AutoShardPolicy
 
 
-def workers_of(count: int, replicas_each: int) -> list[Workers]:
+def workers_of(count: int, replicas_each: int, rule: str = "even") -> list[Workers]:
     total = count * replicas_each
+    partial_batches = rx.InputOptions(partial_batches=rule).partial_batches
     return [
-        Workers(total, tuple(range(i * replicas_each, (i + 1) * replicas_each)), count, i)
+        Workers(
+            total,
+            tuple(range(i * replicas_each, (i + 1) * replicas_each)),
+            count,
+            i,
+            partial_batches,
+        )
         for i in range(count)
     ]
 
@@ -57,29 +64,37 @@ def read(dataset: Any, workers: Workers, policy: rx.AutoShardPolicy) -> list[lis
 
 
 def read_by_all(
-    dataset: Any, count: int, replicas_each: int, policy: rx.AutoShardPolicy
+    dataset: Any, count: int, replicas_each: int, policy: rx.AutoShardPolicy, rule: str = "even"
 ) -> list[list[list[list[Any]]]]:
-    return [read(dataset, workers, policy) for workers in workers_of(count, replicas_each)]
+    return [read(dataset, workers, policy) for workers in workers_of(count, replicas_each, rule)]
 
 
 def rows_in(steps: Any) -> Counter[Any]:
     return Counter(np.concatenate([[], *(rows for step in steps for rows in step)]).tolist())
 
 
-@given(data=st.data(), count=st.integers(1, 4), each=st.integers(1, 3), batch=st.integers(1, 7))
-def test_every_row_is_read_once(data, count, each, batch):
+@given(
+    data=st.data(),
+    count=st.integers(1, 4),
+    each=st.integers(1, 3),
+    batch=st.integers(1, 7),
+    rule=st.sampled_from(RULES),
+)
+def test_every_row_is_read_once(data, count, each, batch, rule):
     size = data.draw(st.integers(0, 2 * count * each * batch + 1), "size")
     rows = Counter(range(size))
     dataset = rx.from_tensor_slices(np.arange(size)).batch(batch)
-    whole = read(dataset, Workers(count * each, tuple(range(count * each))), POLICIES.DATA)
+    (alone,) = workers_of(1, count * each, rule)
+    whole = read(dataset, alone, POLICIES.DATA)
+    assert whole == expected_shares(range(size), batch, count * each, rule)
     for policy in (POLICIES.DATA, POLICIES.AUTO):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            parts = read_by_all(dataset, count, each, policy)
+            parts = read_by_all(dataset, count, each, policy, rule)
         assert sum((rows_in(part) for part in parts), Counter()) == rows
         # Side by side, the workers' replicas have what the replicas of one worker would have.
         assert [list(chain.from_iterable(step)) for step in zip(*parts, strict=True)] == whole
-    for part in read_by_all(dataset, count, each, POLICIES.OFF):
+    for part in read_by_all(dataset, count, each, POLICIES.OFF, rule):
         assert rows_in(part) == rows
 
 
@@ -100,12 +115,20 @@ def test_every_row_of_files_is_read_once(count, files, tmp_path_factory):
         assert sum((rows_in(part) for part in parts), Counter()) == Counter(range(first))
 
 
-@given(rows=st.integers(0, 60), full=st.integers(1, 30), count=st.integers(1, 4))
-@example(rows=10, full=10, count=2)
-def test_a_step_of_all_workers_has_the_rows_of_a_batch(rows, full, count):
+@given(
+    rows=st.integers(0, 60),
+    full=st.integers(1, 30),
+    count=st.integers(1, 4),
+    rule=st.sampled_from(RULES),
+)
+@example(rows=10, full=10, count=2, rule="even")
+def test_a_step_of_all_workers_has_the_rows_of_a_batch(rows, full, count, rule):
     """Of batches that each worker has for itself."""
     rows = min(rows, full)
-    steps = [w.cut_own(rows, full) for w in workers_of(count, 2)]
+    steps = [w.cut_own(rows, full) for w in workers_of(count, 2, rule)]
+    if rule == "even":
+        sizes = [[b - a for a, b in step] for worker in steps for step in worker]
+        assert all(max(step) - min(step) <= 1 for step in sizes)
     for bounds in steps:
         flat = [row for step in bounds for start, stop in step for row in range(start, stop)]
         assert flat == list(range(rows))
@@ -116,12 +139,30 @@ def test_a_step_of_all_workers_has_the_rows_of_a_batch(rows, full, count):
 
 
 def test_shares():
-    assert [shares(*case) for case in [(8, 2), (10, 4), (3, 4), (0, 2)]] == [
+    assert [shares(*case) for case in [(8, 2), (6, 2), (40, 2), (10, 4), (3, 4), (0, 2)]] == [
         [4, 4],
+        [3, 3],
+        [20, 20],
         [3, 3, 2, 2],
         [1, 1, 1, 0],
         [0, 0],
     ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "data", "off"),
+    [
+        ("even", [[[8, 9], [10, 11]], [[12], [13]]], [[[8, 9], [10, 11]], [[12], [13]]]),
+        ("in_order", [[[8, 9], [10, 11]], [[12, 13], []]], [[[8, 9], [10, 11]], [[12, 13], []]]),
+    ],
+)
+def test_workers_share_a_partial_batch(rule, data, off):
+    """Two workers of two replicas; of the second batch of eight, six rows are there."""
+    dataset = rx.from_tensor_slices(np.arange(14)).batch(8)
+    parts = read_by_all(dataset, 2, 2, POLICIES.DATA, rule)
+    assert [part[1] for part in parts] == data
+    for part in read_by_all(dataset, 2, 2, POLICIES.OFF, rule):
+        assert part[2:] == off
 
 
 @pytest.fixture
@@ -240,7 +281,7 @@ def test_one_worker_shares_with_nobody():
 def test_resuming_inside_of_a_batch(policy):
     """A batch that a worker has for itself takes several steps, and can be left after each."""
     dataset = rx.from_tensor_slices(np.arange(23)).batch(10)
-    for workers in workers_of(2, 2):
+    for workers in [*workers_of(2, 2), *workers_of(2, 2, "in_order")]:
         source, own = shard(source_of(dataset), workers, policy)
         whole = read(dataset, workers, policy)
         for done in range(len(whole) + 1):
@@ -291,13 +332,16 @@ def test_a_dataset_that_cannot_be_copied_is_shared_by_rows(parquet):
     assert sum(map(rows_in, parts), Counter()) == Counter(range(8))
 
 
-def test_a_state_inside_of_a_batch_fits_other_workers():
+@pytest.mark.parametrize(
+    ("rule", "rest_of_batch"), [("even", [[4, 5], [6, 7]]), ("in_order", [[4, 5, 6, 7], []])]
+)
+def test_a_state_inside_of_a_batch_fits_other_workers(rule, rest_of_batch):
     dataset = rx.from_tensor_slices(np.arange(16)).batch(8)
-    first, _ = workers_of(2, 1)
+    first, _ = workers_of(2, 1, rule)
     state = SplittingFeed(source_of(dataset), first, True).step().state
-    (alone,) = workers_of(1, 2)
+    (alone,) = workers_of(1, 2, rule)
     rest = steps_of(SplittingFeed(source_of(dataset), alone, False, state))
-    assert rest == [[[4, 5, 6, 7], []], [[8, 9, 10, 11], [12, 13, 14, 15]]]
+    assert rest == [rest_of_batch, [[8, 9, 10, 11], [12, 13, 14, 15]]]
 
 
 def test_replicas_of_a_worker_need_not_be_neighbours():

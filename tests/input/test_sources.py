@@ -15,7 +15,7 @@ import grain
 import jax
 import numpy as np
 import pytest
-from pipelines import EXAMPLES, Rows, expected_shares, require, shares_of
+from pipelines import EXAMPLES, RULES, Rows, expected_shares, require, shares_of
 from support import equal
 
 import replicax as rx
@@ -29,10 +29,12 @@ def flat(lists: list[list[Any]]) -> list[Any]:
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [4, 6, 7, 30])
-def test_batches_are_divided_in_order(make, replicas, size):
+@pytest.mark.parametrize("rule", RULES)
+def test_batches_are_divided_in_order(make, replicas, size, rule):
     strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
-    dataset = strategy.experimental_distribute_dataset(make(ROWS, size))
-    expected = expected_shares(ROWS.tolist(), size, replicas)
+    options = rx.InputOptions(partial_batches=rule)
+    dataset = strategy.experimental_distribute_dataset(make(ROWS, size), options)
+    expected = expected_shares(ROWS.tolist(), size, replicas, rule)
     assert shares_of(strategy, dataset) == expected
     assert shares_of(strategy, dataset) == expected  # and again
 
@@ -68,10 +70,11 @@ def test_examples_are_batched_by_us(name, two):
 def test_the_length_is_known_where_the_source_knows_it(source_name, make, two):
     dataset = two.experimental_distribute_dataset(make(ROWS, 8))
     if source_name in ("grain iter", "generator"):
+        assert dataset.cardinality == rx.experimental.UNKNOWN_CARDINALITY == -2
         with pytest.raises(TypeError, match="not known"):
             len(dataset)
     else:
-        assert len(dataset) == 3
+        assert len(dataset) == dataset.cardinality == 3
 
 
 def test_the_spec_is_that_of_a_full_share(make):
@@ -101,15 +104,19 @@ def test_resuming_after_any_step(make, two, depth):
         assert shares_of(two, resumed) == whole[steps:]
 
 
-def test_resuming_on_another_number_of_replicas(make, two):
+@pytest.mark.parametrize("rule", RULES)
+def test_resuming_on_another_number_of_replicas(make, two, rule):
     iterator = iter(two.experimental_distribute_dataset(make(ROWS, 8)))
     next(iterator), next(iterator)
     four = rx.MirroredStrategy([f"CPU:{i}" for i in range(4)])
-    resumed = iter(four.experimental_distribute_dataset(make(ROWS, 8)))
+    options = rx.InputOptions(partial_batches=rule)
+    resumed = iter(four.experimental_distribute_dataset(make(ROWS, 8), options))
     resumed.set_state(iterator.get_state())
     iterator.close()
-    # The partial batch fills the shares of a full one, though the full ones were never seen here.
-    assert shares_of(four, resumed) == [[[16, 17], [18, 19], [20, 21], []]]
+    # In order, the partial batch fills the shares of a full one, which was never seen here.
+    assert shares_of(four, resumed) == [
+        [[16, 17], [18, 19], [20], [21]] if rule == "even" else [[16, 17], [18, 19], [20, 21], []]
+    ]
 
 
 def test_resuming_in_a_new_process(two, tmp_path):
@@ -312,6 +319,7 @@ def test_an_infinite_dataset(two):
         [[2, 0], [1, 2]],
     ]
     iterator.close()
+    assert dataset.cardinality == rx.experimental.INFINITE_CARDINALITY == -1
     with pytest.raises(TypeError, match="never ends"):
         len(dataset)
 

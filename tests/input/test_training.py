@@ -6,6 +6,8 @@ leave replicas without rows, none at all.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,9 +56,12 @@ def reference(size: int, batch: int, epochs: int) -> dict[str, np.ndarray]:
     }
 
 
-def train(strategy: rx.Strategy, size: int, batch: int, epochs: int, way: str) -> dict[str, object]:
+def train(
+    strategy: rx.Strategy, size: int, batch: int, epochs: int, way: str, rule: str = "even"
+) -> dict[str, object]:
     source = rx.from_tensor_slices(data(size)).batch(batch)
-    dataset = strategy.experimental_distribute_dataset(source, BY_ROWS)
+    options = dataclasses.replace(BY_ROWS, partial_batches=rule)
+    dataset = strategy.experimental_distribute_dataset(source, options)
     with strategy.scope():
         weights = rx.Variable(np.zeros(FEATURES, np.float32))
         bias = rx.Variable(np.float32(0))
@@ -122,10 +127,10 @@ def test_an_epoch_of_any_size_equals_one_device(replicas, way):
 
 
 @pytest.mark.parametrize("way", ["eager", "compiled"])
-@pytest.mark.parametrize("batch", [4, 5])
-def test_every_strategy_trains_on_a_partial_batch(strategy, batch, way):
+@pytest.mark.parametrize(("batch", "rule"), [(4, "even"), (5, "even"), (4, "in_order")])
+def test_every_strategy_trains_on_a_partial_batch(strategy, batch, way, rule):
     expected = reference(11, batch, epochs=1)
-    actual = train(strategy, 11, batch, 1, way)
+    actual = train(strategy, 11, batch, 1, way, rule)
     for name, value in expected.items():
         equal(actual[name], value, 2e-5)
 

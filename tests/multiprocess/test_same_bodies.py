@@ -14,6 +14,7 @@ ALL = [
     "tests/strategies",
     "tests/compat",
     "tests/execution",
+    "tests/input",
     "tests/checkpoint",
     "tests/integrations",
     "tests/parity/test_programs_as_they_are.py",

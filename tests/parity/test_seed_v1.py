@@ -349,9 +349,10 @@ def test_an_iterator_of_an_input_function(v1_strategy):
 
 def test_reduce_over_the_global_batch(mirrored):
     """Values 0 to 3 on replica 0 and 4 to 7 on replica 1; then a last batch of six."""
+    options = rx.InputOptions(partial_batches="in_order")  # the page's division: four and two
     with mirrored.scope():
         whole, partial = mirrored.experimental_distribute_dataset(
-            [np.float32(range(8)), np.float32(range(6))]
+            [np.float32(range(8)), np.float32(range(6))], options
         )
     equal(mirrored.reduce("SUM", whole, axis=None), [4, 6, 8, 10])
     equal(mirrored.reduce("SUM", whole, axis=0), 28)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replicax._enums import AutoShardPolicy, InputReplicationMode
+from replicax._enums import AutoShardPolicy, InputReplicationMode, PartialBatches
 from replicax._typing import Nest
 from replicax.input._dataset import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
     DistributedDataset,
     distribute,
     distribute_from_function,
@@ -19,14 +21,17 @@ from replicax.input._iterator import (
 )
 from replicax.input._memory import aligned
 from replicax.input._options import InputContext, InputOptions
-from replicax.input.sources import of_a_library
+from replicax.input.sources import Calls, of_a_library
 
 if TYPE_CHECKING:
-    import grain
+    from replicax.input._pipeline import Pipeline
 
 
-def from_tensor_slices(arrays: Nest) -> grain.MapDataset:
-    """A Grain dataset of the rows of a nest of arrays.
+def from_tensor_slices(arrays: Nest) -> Pipeline:
+    """Make a Grain dataset of the rows of a nest of arrays.
+
+    It has the methods of a `grain.MapDataset`, and `take`, `skip`, `shard`, `enumerate`, `zip`,
+    `cache` and `prefetch` besides. `shuffle` wants its seed by name.
 
     The arrays are copied, as TensorFlow does, so that later writes to them do not show; a
     `np.memmap` is not.
@@ -37,13 +42,17 @@ def from_tensor_slices(arrays: Nest) -> grain.MapDataset:
     >>> [batch["label"].tolist() for batch in dataset]
     [[0, 1], [2, 3], [4]]
     """
-    from replicax.input._arrays import ArrayDataset  # which imports Grain, 0.2 s
+    from replicax.input._arrays import ArrayDataset  # these import Grain, 0.2 s
+    from replicax.input._pipeline import Pipeline
 
-    return ArrayDataset(arrays)
+    return Pipeline(ArrayDataset(arrays))
 
 
 __all__ = [
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
     "AutoShardPolicy",
+    "Calls",
     "DistributedDataset",
     "DistributedIterator",
     "InitializableIterator",
@@ -51,6 +60,7 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "Optional",
+    "PartialBatches",
     "aligned",
     "distribute",
     "distribute_from_function",

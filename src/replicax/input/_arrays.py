@@ -19,7 +19,7 @@ from replicax.input._splitting import count_rows
 
 @final
 class ArrayDataset(grain.MapDataset):
-    """The rows of a nest of arrays; what `rx.from_tensor_slices` returns.
+    """The rows of a nest of arrays; what a pipeline of `rx.from_tensor_slices` begins with.
 
     Grain stacks a batch row by row in Python, some 5 us a row. Batches of arrays are slices, so
     `batch` right after the arrays, or after `shuffle` or a slice of them, takes one.

@@ -28,6 +28,8 @@ from replicax.input.sources import source_of
 from replicax.topology import Topology
 
 Given = TypeVar("Given")
+INFINITE_CARDINALITY = -1
+UNKNOWN_CARDINALITY = -2
 
 
 def distribute(
@@ -45,7 +47,7 @@ def distribute(
     source = source_of(dataset)
     if options.global_batch_size is not None:
         source = source.batched(options.global_batch_size)
-    workers = Workers.of(topology)
+    workers = Workers.of(topology, options.partial_batches)
     source, own = shard(source, workers, options.auto_shard_policy)
     return DistributedDataset(
         topology,
@@ -103,6 +105,7 @@ def distribute_from_function(
         length,
         all(source.quick for source in sources),
         reads_alike=False,
+        goes_on=any(source.goes_on for source in sources),
     )
 
 
@@ -167,8 +170,8 @@ class DistributedDataset:
       1: Array([2, 3], dtype=int32)
     }
     PerReplica:{
-      0: Array([4, 5], dtype=int32),
-      1: Array([], shape=(0,), dtype=int32)
+      0: Array([4], dtype=int32),
+      1: Array([5], dtype=int32)
     }
     """
 
@@ -180,6 +183,7 @@ class DistributedDataset:
         length: _Length,
         quick: bool,
         reads_alike: bool,
+        goes_on: bool = False,
     ) -> None:
         self._topology = topology
         self._options = options
@@ -187,6 +191,7 @@ class DistributedDataset:
         self._length = length
         self._quick = quick
         self.reads_alike = reads_alike
+        self.goes_on = goes_on
         self._spec: Nest | None = None
         self._kept: list[Prepared] | None = None
         if topology.spans_processes:
@@ -199,8 +204,8 @@ class DistributedDataset:
         return DistributedIterator(self)
 
     def __len__(self) -> int:
-        if self._length.steps is not None:
-            return self._length.steps
+        if self.cardinality >= 0:
+            return self.cardinality
         why = "it never ends" if self._length.infinite else "that shows only in reading it"
         raise InvalidType(f"The number of steps of {self!r} is not known: {why}.")
 
@@ -210,9 +215,15 @@ class DistributedDataset:
         return self._topology
 
     @property
-    def infinite(self) -> bool:
-        """Whether it never ends; False if that is not known."""
-        return self._length.infinite
+    def cardinality(self) -> int:
+        """The number of steps of a pass, as `len` gives it, or one of two numbers below zero.
+
+        `rx.experimental.INFINITE_CARDINALITY` (-1) says that it never ends, and
+        `rx.experimental.UNKNOWN_CARDINALITY` (-2) that its length shows only in reading it.
+        """
+        if self._length.steps is not None:
+            return self._length.steps
+        return INFINITE_CARDINALITY if self._length.infinite else UNKNOWN_CARDINALITY
 
     @property
     def element_spec(self) -> Nest:
@@ -220,6 +231,12 @@ class DistributedDataset:
 
         Reads an element, unless one has been read before.
         """
+        if self._spec is None and self.goes_on:
+            raise InvalidArgument(
+                f"What the elements of {self!r} are like is not known before one has been read, "
+                "and a function that gives them cannot be called for nothing. Initialize its "
+                "iterator, and ask that."
+            )
         if self._spec is None:
             step = first_step(self._begin(None))
             if step is None:

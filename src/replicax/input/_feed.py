@@ -12,8 +12,9 @@ from typing import Any, final
 import numpy as np
 
 from replicax.errors import InvalidArgument, StructureMismatch
+from replicax.input._memory import own_copy
 from replicax.input._source import Reader, Source, arrays_of, fields_of
-from replicax.input._splitting import Bounds, Workers, count_rows, shares
+from replicax.input._splitting import Bounds, Workers, common_rows, count_rows, shares
 from replicax.values import Shape
 
 
@@ -68,6 +69,8 @@ class Feed(ABC):
 class SplittingFeed(Feed):
     """Divides global batches over the replicas.
 
+    One replica gets an element as it is, also one that has no rows to divide.
+
     Args:
       source: Of global batches.
       workers: Who shares them.
@@ -86,7 +89,7 @@ class SplittingFeed(Feed):
         self._reader = source.start(reader_state)
         self._before_batch = self._after_batch = self._reader.get_state()
         self._leaves: list[np.ndarray] = []
-        self._cuts: deque[list[Bounds]] = deque()
+        self._cuts: deque[list[Bounds] | None] = deque()
         self._rows_of_batch = self._steps_of_batch = 0
         self._check = _SameKind()
         if rows_done:
@@ -97,8 +100,11 @@ class SplittingFeed(Feed):
             self._before_batch = self._after_batch
             self._begin_batch()
         bounds = self._cuts.popleft()
-        self._rows_of_batch = bounds[-1][1]
         self._steps_of_batch += 1
+        if bounds is None:
+            parts = [[leaf] for leaf in self._leaves]
+            return Step(self._check.structure, 1, None, parts, self.state)
+        self._rows_of_batch = bounds[-1][1]
         wholes, parts = None, []
         if _evenly_in_a_row(bounds):
             first, last = bounds[0][0], bounds[-1][1]
@@ -111,13 +117,18 @@ class SplittingFeed(Feed):
 
     def _begin_batch(self, rows_done: int = 0, steps_done: int = 0) -> None:
         leaves, structure = arrays_of(self._reader.read())
-        rows = count_rows(leaves, structure)
+        rows = common_rows(leaves)
+        if rows is None and self._workers.replicas > 1:
+            rows = count_rows(leaves, structure)
         self._check(structure, leaves)
         self._after_batch = self._reader.get_state()
-        self._full = max(self._full, rows)
         self._leaves = leaves
-        self._cuts.extend(self._cut(rows, self._full, rows_done, steps_done))
         self._steps_of_batch = steps_done
+        if rows is None:
+            self._cuts.append(None)
+        else:
+            self._full = max(self._full, rows)
+            self._cuts.extend(self._cut(rows, self._full, rows_done, steps_done))
 
     @property
     def state(self) -> dict[str, Any]:
@@ -164,7 +175,7 @@ class TakingFeed(Feed):
             [_rows_or_none(element, leaf, example) for element in elements]
             for leaf in range(len(example))
         ]
-        return Step(self._check.structure, self._replicas, None, parts, self.state)
+        return Step(self._check.structure, self._replicas, None, parts, self.state, owned=True)
 
     def _take(self, index: int) -> list[np.ndarray] | None:
         reader = self._readers[index]
@@ -179,7 +190,8 @@ class TakingFeed(Feed):
             return None
         leaves, structure = arrays_of(element)
         self._check(structure, leaves)
-        return leaves
+        # Now: the source may use its memory again for the next element, which is of the same step.
+        return [own_copy(leaf) for leaf in leaves]
 
     @property
     def state(self) -> dict[str, Any]:

@@ -36,6 +36,11 @@ class Passes(Protocol):
         """Whether all workers read the same data, and take their rows of it."""
         ...
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a pass goes on where the one before it ended."""
+        ...
+
     def start(self, steps: int, feed_state: Any) -> Elements:
         """A pass, from where another one stood after so many steps."""
         ...
@@ -193,18 +198,29 @@ class InitializableIterator(DistributedIterator):
         self.close()
 
     def initialize(self) -> list[Any]:
-        """Goes to the beginning of a new pass.
+        """Go to the beginning of a new pass.
+
+        Where a function gives the elements, which cannot begin again, nothing changes until it has
+        come to an end.
 
         Returns:
           The operations that a session would have to run: none.
         """
-        self.set_state({"steps": 0, "feed": None})
+        if self._closed or not (self._dataset.goes_on and self.peek(1)):
+            self.set_state({"steps": 0, "feed": None})
         return []
 
     @property
     def initializer(self) -> list[Any]:
         """The same as `initialize()`, by its other name."""
         return self.initialize()
+
+    @property
+    def element_spec(self) -> Nest:
+        """Shapes and dtypes of the first replica's part of a full element."""
+        if self._dataset.goes_on and not self._closed:
+            self.peek(1)  # so that the dataset has seen one
+        return self._dataset.element_spec
 
     def _refusal(self) -> ReplicaxError:
         return NotInitialized(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from replicax._enums import AutoShardPolicy, InputReplicationMode
+from replicax._enums import AutoShardPolicy, InputReplicationMode, PartialBatches
 from replicax.errors import InvalidArgument, InvalidType
 
 
@@ -25,6 +25,9 @@ class InputOptions:
       experimental_per_replica_buffer_size: How many elements are kept ready on the devices.
       auto_shard_policy: How several workers share the dataset.
       global_batch_size: For a dataset of single examples: puts so many of them in a batch.
+      partial_batches: How `experimental_distribute_dataset` divides a batch that has fewer rows
+        than a full one, such as the last: "even", or "in_order", where each replica takes its
+        share of a full batch until the rows run out.
 
     >>> import replicax as rx
     >>> rx.InputOptions(auto_shard_policy="data").auto_shard_policy
@@ -37,12 +40,15 @@ class InputOptions:
     experimental_per_replica_buffer_size: int = 1
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
     global_batch_size: int | None = None
+    partial_batches: PartialBatches = PartialBatches.EVEN
 
     def __post_init__(self) -> None:
         mode = InputReplicationMode.parse(self.experimental_replication_mode)
         object.__setattr__(self, "experimental_replication_mode", mode)
         policy = AutoShardPolicy.parse(self.auto_shard_policy)
         object.__setattr__(self, "auto_shard_policy", policy)
+        partial_batches = PartialBatches.parse(self.partial_batches)
+        object.__setattr__(self, "partial_batches", partial_batches)
         for flag in ("experimental_fetch_to_device", "experimental_place_dataset_on_device"):
             if not isinstance(getattr(self, flag), bool):
                 raise InvalidType(f"`{flag}` is True or False; got {getattr(self, flag)!r}.")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import islice
 from typing import Any, final
 
+import jax
 import numpy as np
 
 from replicax import _nest
@@ -66,6 +67,11 @@ class Source(ABC):
     @property
     def quick(self) -> bool:
         """Whether elements are there when they are asked for, so that no thread has to wait."""
+        return False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it cannot begin again: a pass goes on where the one before it ended."""
         return False
 
     @property
@@ -198,3 +204,9 @@ def arrays_of(element: Nest) -> tuple[list[np.ndarray], Any]:
                 "`jax.tree_util.register_pytree_node`."
             )
     return arrays, structure
+
+
+def numpy_of(element: Nest) -> Nest:
+    """Return an element as a nest of NumPy arrays."""
+    leaves, structure = arrays_of(element)
+    return jax.tree.unflatten(structure, leaves)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from replicax import _nest
+from replicax._enums import PartialBatches
 from replicax.errors import ShapeMismatch
 from replicax.topology import Topology
 
@@ -20,43 +21,50 @@ Bounds = tuple[int, int]  # from this row, up to before that one
 @final
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Who shares the input: `replicas` over `count` workers, of which this one has `local`."""
+    """Who shares the input: `replicas` over `count` workers, of which this one has `local`.
+
+    `partial_batches` says how they divide a batch that is not full.
+    """
 
     replicas: int
     local: tuple[int, ...]
     count: int = 1
     index: int = 0
+    partial_batches: PartialBatches = PartialBatches.EVEN
 
     @classmethod
-    def of(cls, topology: Topology) -> Workers:
+    def of(
+        cls, topology: Topology, partial_batches: PartialBatches = PartialBatches.EVEN
+    ) -> Workers:
         processes = sorted({replica[0].process_index for replica in topology.devices})
         return cls(
             topology.num_replicas,
             topology.local_replicas,
             len(processes),
             processes.index(jax.process_index()),
+            partial_batches,
         )
 
     def cut_shared(self, rows: int, full: int, done: int = 0, _: int = 0) -> list[list[Bounds]]:
-        """Of a batch that every worker reads: the rows of this one's replicas, in one step.
+        """Cut a batch that every worker reads: the rows of this one's replicas, in one step.
 
         Args:
           rows: How many there are.
-          full: How many a full batch has. A partial one fills the replicas' shares in order.
+          full: How many a full batch has.
           done: How many are not wanted any more; what is left is a partial batch.
         """
-        stops = list(accumulate(shares(full, self.replicas), initial=done))
-        bounds = list(pairwise(stops))
-        return [[_clip(bounds[replica], rows) for replica in self.local]]
+        left = rows - done
+        bounds = _ranges(self._fitted(shares(full, self.replicas), left), done)
+        return [[bounds[replica] for replica in self.local]]
 
     def cut_own(
         self, rows: int, full: int, done: int = 0, steps_done: int = 0
     ) -> list[list[Bounds]]:
-        """Of a batch that only this worker reads: all rows, in as many steps as it takes.
+        """Cut a batch that only this worker reads: all rows, in as many steps as it takes.
 
-        In each step its replicas take as much as they would of a shared batch. Where that does not
-        divide, workers take turns with the larger shares, so that a step of all of them has `full`
-        rows.
+        In each step its replicas take as much as they would of a full batch that is shared; what
+        is left for the last step is a partial batch for them. Where the shares differ, workers take
+        turns with the larger ones, so that a step of all of them has `full` rows.
         """
         sizes = shares(full, self.replicas)
         steps: list[list[Bounds]] = []
@@ -66,17 +74,28 @@ class Workers:
             # After a round of all workers the turns shift, or a replica could stay without a row
             # for ever.
             turn = number * len(self.local) + number // self.count
-            step = []
-            for replica in self.local:
-                stop = position + sizes[(replica + turn) % self.replicas]
-                step.append(_clip((position, stop), rows))
-                position = stop
-            steps.append(step)
+            wanted = [sizes[(replica + turn) % self.replicas] for replica in self.local]
+            steps.append(_ranges(self._fitted(wanted, rows - position), position))
+            position = steps[-1][-1][1]
         return steps
+
+    def _fitted(self, wanted: Sequence[int], rows: int) -> Sequence[int]:
+        """Return the replicas' shares of `rows`: what they want, if there is as much."""
+        if rows >= sum(wanted):
+            return wanted
+        if self.partial_batches is PartialBatches.EVEN:
+            return shares(rows, len(wanted))
+        stops = [min(stop, rows) for stop in accumulate(wanted, initial=0)]
+        return [stop - start for start, stop in pairwise(stops)]
+
+
+def _ranges(sizes: Sequence[int], first: int) -> list[Bounds]:
+    """Return ranges of these sizes, one after the other."""
+    return list(pairwise(accumulate(sizes, initial=first)))
 
 
 def shares(rows: int, replicas: int) -> list[int]:
-    """How many rows each replica gets: the same, or one more for the first ones.
+    """Return how many rows each replica gets: the same, or one more for the first ones.
 
     >>> shares(10, 4)
     [3, 3, 2, 2]
@@ -85,25 +104,36 @@ def shares(rows: int, replicas: int) -> list[int]:
     return [least + (replica < more) for replica in range(replicas)]
 
 
-def count_rows(arrays: Sequence[np.ndarray], structure: Any) -> int:
-    """The size of the first dimension, in which all arrays of a nest have to agree."""
+def common_rows(arrays: Sequence[np.ndarray]) -> int | None:
+    """Return the size of the first dimension, if all arrays have one and agree in it."""
     sizes = {array.shape[:1] for array in arrays}
-    if len(sizes) == 1 and () not in sizes:
-        return next(iter(sizes))[0]
+    return next(iter(sizes))[0] if len(sizes) == 1 and () not in sizes else None
+
+
+def count_rows(arrays: Sequence[np.ndarray], structure: Any) -> int:
+    """Return the size of the first dimension, in which all arrays of a nest must agree."""
+    rows = common_rows(arrays)
+    if rows is not None:
+        return rows
     named, _ = _nest.flatten_with_paths(jax.tree.unflatten(structure, arrays), everything=True)
     shapes = [f"{path or 'array'}: {leaf.shape}" for path, leaf in named]
+    scalars = [path for path, leaf in named if not leaf.ndim]
+    advice = "Give every array the same number of rows."
     if not arrays:
         problem = "A batch has no arrays"
-    elif () in sizes:
-        problem = "A batch has an array without rows"
+    elif scalars:
+        problem = f"A batch has an array without rows{_at(scalars)}"
+        advice = (
+            "Batch the examples first; of a number that is for the whole batch, make one for each "
+            "row."
+        )
     else:
         problem = "The arrays of a batch have different numbers of rows"
     raise ShapeMismatch(
         f"{problem}; got {', '.join(shapes) or structure}. The first dimension of each is divided "
-        "over the replicas: batch the examples first, and give every array the same number of rows."
+        f"over the replicas. {advice}"
     )
 
 
-def _clip(bounds: Bounds, rows: int) -> Bounds:
-    start, stop = bounds
-    return min(start, rows), min(stop, rows)
+def _at(paths: Sequence[str]) -> str:
+    return f" at {', '.join(paths)}" if all(paths) else ""

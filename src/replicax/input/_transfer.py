@@ -6,11 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.dtypes import canonicalize_dtype
 
 from replicax._typing import Nest
 from replicax.input._feed import Step
-from replicax.input._memory import aligned, is_private
+from replicax.input._memory import own_copy
 from replicax.topology import Topology
 from replicax.values import PerReplica, is_numeric
 
@@ -19,8 +18,8 @@ def owned(step: Step) -> Step:
     """The same step, in memory of its own."""
     if not step.owned:
         if step.wholes is not None:
-            step.wholes = [_copied(whole) for whole in step.wholes]
-        step.parts = [[_copied(array) for array in column] for column in step.parts]
+            step.wholes = [own_copy(whole) for whole in step.wholes]
+        step.parts = [[own_copy(array) for array in column] for column in step.parts]
         step.owned = True
     return step
 
@@ -68,20 +67,3 @@ def _values(columns: list[list[Any]], step: Step, topology: Topology) -> list[An
         if topology.spans_processes and isinstance(value.primary, jax.Array) and value.uniform:
             value.array(topology)  # now, ahead of the step
     return values
-
-
-def _copied(array: np.ndarray) -> np.ndarray:
-    """The array in memory that nobody else writes, in the dtype that JAX would make of it.
-
-    On CPUs, JAX 0.10.2 takes NumPy's memory over if it is aligned, with `may_alias=False` too, and
-    the user's later writes would show in the element. Of memory that is not aligned it makes a copy
-    in threads of its own, which takes twice as long as this one.
-    """
-    if not is_numeric(array.dtype):
-        return array.copy()
-    dtype = canonicalize_dtype(array.dtype)
-    if dtype == array.dtype and is_private(array):
-        return array
-    copy = aligned(array.shape, dtype)
-    copy[...] = array
-    return copy

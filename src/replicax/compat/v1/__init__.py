@@ -2,7 +2,7 @@
 
 from replicax import cluster_resolver
 from replicax._enums import InputReplicationMode, ReduceOp
-from replicax.compat.v1 import experimental
+from replicax.compat.v1 import data, experimental
 from replicax.compat.v1._current import get_strategy
 from replicax.compat.v1._strategies import MirroredStrategy, OneDeviceStrategy
 from replicax.compat.v1._strategy import Strategy
@@ -30,6 +30,7 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "cluster_resolver",
+    "data",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",

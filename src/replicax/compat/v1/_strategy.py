@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from replicax import strategies
@@ -13,6 +14,7 @@ from replicax._typing import Nest
 from replicax.errors import InvalidType
 from replicax.execution import require_call
 from replicax.input import (
+    Calls,
     DistributedIterator,
     InitializableIterator,
     InputContext,
@@ -61,9 +63,22 @@ class Strategy(strategies.Strategy):
         input_fn: Callable[[InputContext], Any],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> InitializableIterator:
-        """An iterator over datasets of the replicas' batches; has to be initialized."""
+        """Return an iterator over the replicas' batches, which must be initialized.
+
+        Args:
+          input_fn: Gets an `rx.InputContext`, and returns a dataset of batches for one replica, or
+            a function that returns such a batch each time it is called and raises StopIteration
+            at the end.
+          replication_mode: Whether `input_fn` is called for each worker or for each replica.
+        """
         options = InputOptions(experimental_replication_mode=replication_mode)
-        return InitializableIterator(self.distribute_datasets_from_function(input_fn, options))
+        require_call("make_input_fn_iterator", input_fn, ())
+
+        def dataset_fn(context: InputContext) -> Any:
+            made = input_fn(context)
+            return Calls(made) if _gives_elements(made) else made
+
+        return InitializableIterator(self.distribute_datasets_from_function(dataset_fn, options))
 
     def experimental_make_numpy_dataset(
         self, numpy_input: Nest, session: None = None
@@ -96,6 +111,15 @@ class Strategy(strategies.Strategy):
 
     def _session_settings(self) -> Mapping[str, Any]:
         return {}
+
+
+def _gives_elements(made: Any) -> bool:
+    """Whether this is a function of elements, and not a dataset or a function that makes one."""
+    return (
+        callable(made)
+        and not isinstance(made, (Iterable, type))
+        and not inspect.isgeneratorfunction(made)
+    )
 
 
 def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class _MapSource(Source):
 
     @property
     def length(self) -> int | None:
-        return None if self.infinite or _is_sparse(self._dataset) else len(self._dataset)
+        return None if self.infinite or is_sparse(self._dataset) else len(self._dataset)
 
     @property
     def infinite(self) -> bool:
@@ -61,7 +61,7 @@ class _MapSource(Source):
         return _MapSource(self._dataset[index::count])
 
     def batched(self, size: int) -> Source:
-        if _is_sparse(self._dataset):  # which Grain batches in iteration only
+        if is_sparse(self._dataset):  # which Grain batches in iteration only
             return _IterSource(self._dataset.to_iter_dataset().batch(size))
         return _MapSource(self._dataset.batch(size))
 
@@ -143,15 +143,23 @@ def _only_moves_memory(dataset: Any) -> bool:
     import grain
 
     from replicax.input._arrays import ArrayDataset, Batches
+    from replicax.input._pipeline import Cached, Pipeline
 
-    # Grain has no public names for these.
+    # Grain has no public names for the last two.
     example = grain.MapDataset.range(2)
-    kinds = (ArrayDataset, Batches, type(example.repeat(2)), type(example[:1]))
+    kinds = (
+        ArrayDataset,
+        Batches,
+        Cached,
+        Pipeline,
+        type(example.repeat(2)),
+        type(example[:1]),
+    )
     return all(isinstance(node, kinds) for node in _nodes(dataset))
 
 
-def _is_sparse(dataset: Any) -> bool:
-    """Whether some of its elements are missing, which shows only when they are read."""
+def is_sparse(dataset: Any) -> bool:
+    """Return whether some of its elements are missing, which shows only when they are read."""
     import grain
 
     kinds = (

@@ -8,9 +8,8 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from replicax._typing import Nest
 from replicax.errors import InvalidType
-from replicax.input._source import CountingReader, Reader, Source, arrays_of, fields_of
+from replicax.input._source import CountingReader, Reader, Source, fields_of, numpy_of
 
 
 def recognise(dataset: Any) -> Source | None:
@@ -59,17 +58,14 @@ class _IterableSource(Source):
         elements = self._begin()
         if not isinstance(elements, Iterable):
             raise InvalidType(
-                f"A function that stands for a dataset has to return an iterator; {self._dataset!r}"
-                f" returned {elements!r}."
+                "A function that stands for a dataset must return an iterator, a new one for each "
+                f"pass; {self._dataset!r} returned a {type(elements).__name__}. Make it a "
+                "generator function, with `yield`. (A function that returns one element per call "
+                "is for `make_input_fn_iterator` of `rx.compat.v1`.)"
             )
         done = 0 if state is None else fields_of(state, "read", "origin")[0]
-        return CountingReader(iter(elements), _to_numpy, done=done)
+        return CountingReader(iter(elements), numpy_of, done=done)
 
     @property
     def length(self) -> int | None:
         return len(self._dataset) if isinstance(self._dataset, Sized) else None
-
-
-def _to_numpy(element: Any) -> Nest:
-    leaves, structure = arrays_of(element)
-    return jax.tree.unflatten(structure, leaves)

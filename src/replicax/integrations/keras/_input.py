@@ -11,7 +11,12 @@ import keras
 from replicax import cluster
 from replicax._typing import Nest
 from replicax.errors import CollectiveMismatch, InvalidArgument
-from replicax.input import DistributedDataset, DistributedIterator, of_a_library
+from replicax.input import (
+    INFINITE_CARDINALITY,
+    DistributedDataset,
+    DistributedIterator,
+    of_a_library,
+)
 from replicax.integrations.keras._order import generators, set_generators
 from replicax.integrations.keras._private import DataAdapter
 from replicax.integrations.keras._rows import rows_of_element
@@ -55,10 +60,8 @@ class Elements(DataAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        try:
-            return len(self._dataset)
-        except TypeError:  # which shows only in reading it
-            return None
+        steps = self._dataset.cardinality
+        return steps if steps >= 0 else None
 
     @property
     def batch_size(self) -> None:
@@ -88,7 +91,7 @@ def prepared(data: Any, strategy: Strategy, method: str, steps: int | None) -> A
                 f"`{method}` got {data!r}, which is distributed over {data.topology}, and the "
                 f"model belongs to {strategy!r}. Distribute the dataset with the model's strategy."
             )
-        if data.infinite and steps is None:
+        if data.cardinality == INFINITE_CARDINALITY and steps is None:
             raise InvalidArgument(
                 f"`{method}` got {data!r}, which never ends. Say how many steps are wanted, by "
                 f"`{_STEPS.get(method, 'steps')}=`."

@@ -72,10 +72,14 @@ def test_reduce_gives_a_plain_array_on_the_first_device(two):
 def test_reduce_of_what_is_the_same_everywhere(strategy):
     with strategy.scope():
         variable = rx.Variable([1.0, 3.0])
+    workers = len({replica[0].process_index for replica in strategy.topology.devices})
     for value in (jnp.float32([1, 3]), np.float32([1, 3]), variable):
         equal(strategy.reduce("MEAN", value, axis=None), [1, 3])
         equal(strategy.reduce("MEAN", value, axis=0), 2.0)
-        if strategy.num_replicas_in_sync > 1:
+        if workers > 1 and value is not variable:  # each worker has its own
+            equal(strategy.reduce("SUM", value, axis=None), [workers, 3 * workers])
+            equal(strategy.reduce("SUM", value, axis=0), 4.0 * workers)
+        elif strategy.num_replicas_in_sync > 1:
             with pytest.raises(ValueError, match="same on all replicas"):
                 strategy.reduce("SUM", value, axis=None)
         else:

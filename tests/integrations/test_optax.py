@@ -314,3 +314,51 @@ def test_nests_of_gradients_and_variables(strategy):
     equal(params["b"][0].numpy(), 0.5 - 0.5 * count)
     with pytest.raises(rx.errors.StructureMismatch, match="one gradient for each variable"):
         optimizer.apply_gradients({"w": jnp.ones(2)}, params)
+
+
+def test_minimize_is_gradients_and_apply(strategy, execution):
+    with strategy.scope():
+        pair = [rx.Variable(np.float32([1.0, 2.0])) for _ in range(2)]
+        optimizers = [rx.Optimizer(optax.sgd(0.1)) for _ in range(2)]
+    own = per_replica(
+        strategy, [np.float32([r + 1, 1]) for r in range(strategy.num_replicas_in_sync)]
+    )
+
+    def short(x):
+        return optimizers[0].minimize(lambda: jnp.sum(x * pair[0] ** 2), {"w": pair[0]})
+
+    def long(x):
+        loss, gradient = rx.value_and_grad(lambda: jnp.sum(x * pair[1] ** 2), pair[1])()
+        optimizers[1].apply_gradients([(gradient, pair[1])])
+        return loss
+
+    losses = [strategy.run(step, args=(own,)) for step in (short, long)]
+    components_equal(
+        strategy,
+        losses[0],
+        [np.sum([r + 1, 1] * np.float32([1, 4])) for r in range(strategy.num_replicas_in_sync)],
+    )
+    equal(pair[0].numpy(), pair[1].numpy())
+    with pytest.raises(TypeError, match=r"there is no tape; got .*shape \(\) and dtype float32: 1"):
+        optimizers[0].minimize(jnp.float32(1.0), pair)
+
+
+def test_a_constraint_is_applied_to_what_the_optimizer_makes(strategy, execution):
+    with strategy.scope():
+        free = rx.Variable(np.float32([0.5, 2.0]))
+        positive = rx.Variable(
+            np.float32([0.5, 2.0]), constraint=lambda value: jnp.maximum(value, 0.0)
+        )
+        optimizer = rx.Optimizer(optax.sgd(1.0 / strategy.num_replicas_in_sync))
+    assert free.constraint is None
+
+    def replica_step():
+        gradient = jnp.float32([1.0, 1.0])
+        optimizer.apply_gradients([(gradient, free), (gradient, positive)])
+
+    strategy.run(replica_step)
+    equal(free.numpy(), [-0.5, 1.0])
+    equal(positive.numpy(), [0.0, 1.0])
+    assert positive.get_shape() == positive.shape == (2,)
+    with pytest.raises(TypeError, match="`constraint` must be a function"):
+        rx.Variable(1.0, constraint="positive")

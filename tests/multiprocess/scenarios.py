@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,48 @@ def beginnings(strategy, worker):
         "key": jax.random.key_data(key.value).tolist(),
         "lazily": [float(each) for each in strategy.experimental_local_results(value)],
     }
+
+
+@scenario
+def values_of_the_host(strategy, worker):
+    """Reduce what is not distributed: each worker contributes its own, whatever its devices."""
+    number, rows = np.float32(worker + 1), np.float32([[1, 2]] * (worker + 1))
+    with strategy.scope():
+        variable = rx.Variable(0.0)
+        compiled = rx.function(
+            lambda: [strategy.reduce(op, 3.0, axis=None) for op in ("SUM", "MEAN")]
+        )()
+        to_variable = strategy.extended.reduce_to("SUM", number, variable)
+    in_merge = strategy.run(
+        rx.function(
+            lambda: rx.get_replica_context().merge_call(
+                lambda strategy: strategy.reduce("SUM", 3.0, axis=None)
+            )
+        )
+    )
+    return {
+        "sum": float(strategy.reduce("SUM", number, axis=None)),
+        "python": float(strategy.reduce("SUM", worker + 1, axis=None)),
+        "mean": float(strategy.reduce("MEAN", number, axis=None)),
+        "rows": [strategy.reduce(op, rows, axis=0).tolist() for op in ("SUM", "MEAN")],
+        "to a variable": [float(x) for x in strategy.experimental_local_results(to_variable)],
+        "compiled": [float(x) for x in compiled],
+        "in merge_call": [float(x) for x in strategy.experimental_local_results(in_merge)],
+        "shapes": message_of(
+            rx.errors.ShapeMismatch, lambda: strategy.reduce("SUM", np.ones(worker + 1), axis=None)
+        ),
+    }
+
+
+@scenario
+def hints(strategy, worker):
+    """Only the first worker says that something could be faster."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step = rx.function(lambda x, n: x + n)
+        for number in range(12):
+            strategy.run(step, args=(jnp.ones(1), number))
+    return [str(each.message) for each in caught]
 
 
 @scenario

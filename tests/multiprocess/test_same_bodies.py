@@ -17,6 +17,7 @@ ALL = [
     "tests/input",
     "tests/checkpoint",
     "tests/integrations",
+    "tests/parity/test_captured_values.py",
     "tests/parity/test_programs_as_they_are.py",
     "tests/test_containers.py",
     "tests/test_context.py",

@@ -190,3 +190,20 @@ def test_the_first_worker_exports_and_all_are_told_if_it_fails(results):
     assert (first["there"], second["there"]) == (["model"], [])
     assert first["failure"] == second["failure"]
     assert "could not be written to /dev/null/model: " in first["failure"]
+
+
+def test_values_of_the_host_are_summed_over_workers(results):
+    told = both(results, "values_of_the_host")
+    assert (told["sum"], told["python"], told["mean"]) == (3.0, 3.0, 1.5)
+    assert told["rows"] == [[3.0, 6.0], [1.0, 2.0]]
+    assert set(told["to a variable"]) == {3.0}
+    assert told["compiled"] == [6.0, 3.0]
+    assert set(told["in merge_call"]) == {6.0}
+    assert "replica 0: (1,)" in told["shapes"]
+
+
+def test_the_first_worker_gives_hints_for_all(results):
+    first, second = (each["hints"] for each in results)
+    assert len(first) == 1
+    assert "has been traced 11 times" in first[0]
+    assert second == []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 from replicax._enums import AutoShardPolicy
-from replicax.errors import InvalidArgument, PerformanceHint
+from replicax._hints import hint
+from replicax.errors import InvalidArgument
 from replicax.input._source import CannotShardByFile, Source
 from replicax.input._splitting import Workers
 
@@ -33,14 +32,12 @@ def shard(source: Source, workers: Workers, policy: AutoShardPolicy) -> tuple[So
                 "Use `AutoShardPolicy.DATA`, or give each worker its part in "
                 "`distribute_datasets_from_function`."
             ) from None
-        warnings.warn(
+        hint(
             f"{workers.count} workers share this dataset by rows (AutoShardPolicy.DATA): it cannot "
             f"be shared by files, because {reason}. Every worker reads and prepares all of the "
             "data and drops what is for others; the results are right, but reading does not get "
             "faster with more workers. To choose otherwise, set `auto_shard_policy` in "
             "`rx.InputOptions` (DATA does the same without this warning), or read only a part in "
-            "each worker with `strategy.distribute_datasets_from_function`.",
-            PerformanceHint,
-            stacklevel=4,
+            "each worker with `strategy.distribute_datasets_from_function`."
         )
         return source, False

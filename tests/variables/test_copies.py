@@ -1,0 +1,120 @@
+"""Copies of variables and optimizers by `copy.deepcopy`."""
+
+from __future__ import annotations
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support import equal, per_replica
+
+import replicax as rx
+
+
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+def test_a_copy_is_another_variable_with_the_same_value(strategy, execution, synchronization):
+    with strategy.scope():
+        variable = rx.Variable(
+            np.float32([1.0, 2.0]),
+            name="weight",
+            trainable=False,
+            synchronization=synchronization,
+            aggregation="SUM",
+        )
+    own = per_replica(strategy, [np.float32([r, 0]) for r in range(strategy.num_replicas_in_sync)])
+    strategy.run(lambda x: variable.assign_add(x), args=(own,))
+    before = [each.numpy() for each in variable.values]
+    copied = copy.deepcopy(variable)
+    assert type(copied) is type(variable)
+    assert (copied.name, copied.trainable) == ("weight", False)
+    assert (copied.synchronization, copied.aggregation) == (
+        variable.synchronization,
+        variable.aggregation,
+    )
+    with strategy.scope():
+        assert strategy.extended.variable_created_in_scope(copied)
+    strategy.run(lambda x: copied.assign_add(x + 1), args=(own,))
+    strategy.run(lambda x: copied.assign_add(x + 1), args=(own,))
+    for mine, old in zip(variable.values, before, strict=True):
+        equal(mine.numpy(), old)
+    strategy.run(lambda x: variable.assign_add(x + 1), args=(own,))
+    strategy.run(lambda x: variable.assign_add(x + 1), args=(own,))
+    for mine, other in zip(variable.values, copied.values, strict=True):
+        equal(mine.numpy(), other.numpy())
+
+
+def test_a_nest_is_copied_with_its_ties(strategy):
+    with strategy.scope():
+        shared = rx.Variable(1.0)
+    model = {"encoder": shared, "decoder": [shared, rx.Variable(2.0)]}
+    copied = copy.deepcopy(model)
+    assert copied["encoder"] is copied["decoder"][0]
+    assert copied["encoder"] is not shared
+    assert copied["decoder"][1].strategy is None
+
+
+def test_copies_keep_where_they_are_and_how_they_are_divided():
+    strategy = rx.MirroredStrategy(
+        ["CPU:0", "CPU:1", "CPU:2", "CPU:3"], logical_devices_per_replica=2
+    )
+    with strategy.scope(), strategy.extended.partition([1, 2]):
+        divided = rx.Variable(jnp.ones((2, 4)))
+    copied = copy.deepcopy(divided)
+    assert copied.partition == divided.partition
+    assert copied.value.sharding == divided.value.sharding
+    plain = rx.Variable(jax.device_put(1.0, jax.devices()[3]))
+    assert copy.deepcopy(plain).device == plain.device
+    first, second = copy.deepcopy(divided.values)
+    assert first.container is second.container
+
+
+def test_a_variable_is_not_copied_in_a_function(two, execution):
+    with two.scope():
+        variable = rx.Variable(1.0)
+    with pytest.raises(RuntimeError, match=r"was copied in a function.*outside of `run`"):
+        two.run(lambda: copy.deepcopy(variable))
+
+
+def train(strategy, optimizer, weight, steps):
+    own = per_replica(strategy, [np.float32(r + 1) for r in range(strategy.num_replicas_in_sync)])
+    for _ in range(steps):
+        strategy.run(lambda x: optimizer.minimize(lambda: x * weight**2, [weight]) * 0, args=(own,))
+
+
+@pytest.mark.parametrize("trained", [0, 2])
+def test_an_optimizer_copied_with_its_variables_goes_on_with_the_copies(
+    strategy, execution, trained
+):
+    with strategy.scope():
+        weight = rx.Variable(1.0, name="weight")
+        optimizer = rx.Optimizer(optax.adam(0.1))
+    train(strategy, optimizer, weight, trained)
+    other_optimizer, other_weight = copy.deepcopy((optimizer, weight))
+    train(strategy, optimizer, weight, 2)
+    assert int(other_optimizer.iterations) == trained
+    train(strategy, other_optimizer, other_weight, 2)
+    equal(other_weight.numpy(), weight.numpy())
+    for mine, theirs in zip(optimizer.variables, other_optimizer.variables, strict=True):
+        assert mine is not theirs
+        equal(mine.numpy(), theirs.numpy())
+
+
+def test_an_optimizer_copied_alone_goes_on_with_the_same_variables(two, execution):
+    with two.scope():
+        weight = rx.Variable(1.0, name="weight")
+        optimizer = rx.Optimizer(optax.adam(0.1))
+    train(two, optimizer, weight, 1)
+    at_the_copy = float(weight)
+    other = copy.deepcopy(optimizer)
+    train(two, optimizer, weight, 1)
+    after = float(weight)
+    weight.assign(at_the_copy)
+    train(two, other, weight, 1)
+    equal(weight.numpy(), after)
+    with two.scope():
+        stranger = rx.Variable(jnp.ones(3), name="stranger")
+    with pytest.raises(ValueError, match="trains 'weight', and was given gradients for 'stranger'"):
+        two.run(lambda: other.apply_gradients([(jnp.ones(3), stranger)]))

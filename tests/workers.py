@@ -80,7 +80,7 @@ def running(
     `prefix` are commands to start each of them by.
     """
     base = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "XLA_FLAGS")}
-    base["PYTHONPATH"] = str(ROOT / "tests")
+    base["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     told = cluster or environments(free_ports(workers), devices, base)
     with tempfile.TemporaryDirectory() as directory:
         outputs = [Path(directory) / f"{worker}.log" for worker in range(len(told))]

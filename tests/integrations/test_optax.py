@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support import equal, shares
+from support import components_equal, equal, per_replica, shares
 
 import replicax as rx
 

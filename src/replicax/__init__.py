@@ -17,7 +17,12 @@ from replicax import (
     tpu,
 )
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
-from replicax.checkpoint import Checkpoint, CheckpointManager
+from replicax.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    checkpoints_iterator,
+    latest_checkpoint,
+)
 from replicax.cluster import ClusterSpec
 from replicax.execution import AuditDifference, AuditReport, ReplicaContext, audit, function
 from replicax.input import (
@@ -82,6 +87,7 @@ __all__ = [
     "VariableSynchronization",
     "__version__",
     "audit",
+    "checkpoints_iterator",
     "cluster_resolver",
     "compat",
     "config",
@@ -96,6 +102,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "is_first_worker",
+    "latest_checkpoint",
     "parts",
     "planning",
     "preemption",

@@ -97,7 +97,7 @@ def main(directory: Path, moments: list[str]) -> None:
             killer.at("before")
             manager.save()
             killer.at("during")
-            manager.wait()
+            manager.sync()
             killer.at("after")
     manager.close()
     print(f"weight {weight.numpy().tobytes().hex()}", flush=True)

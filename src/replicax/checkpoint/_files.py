@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import re
 import secrets
@@ -25,6 +26,8 @@ from replicax.errors import CheckpointError, CheckpointNotFound, InvalidCheckpoi
 _WRITING, _LOCK = ".writing-", "lock"
 _OLD_SECONDS = 24 * 3600.0  # where files cannot be locked, nobody writes for longer than that
 _DELETED = ".deleted"
+_WRITTEN, _REPLACED = "checkpoint", "replaced"  # in that directory
+_REPLACEMENT_LOOKS = 100  # each 10 ms after the one before
 _MANIFEST, _ARRAYS = "manifest", "arrays"
 
 
@@ -33,8 +36,15 @@ def load() -> None:
     import orbax.checkpoint  # noqa: F401  here, because importing replicax should not take that
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> None:
-    """Writes a checkpoint that is not there at all until it is there as a whole."""
+def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest, replaces: bool) -> None:
+    """Write a checkpoint that is not there at all until it is there as a whole.
+
+    Args:
+      path: Of the checkpoint.
+      arrays: By name.
+      manifest: Everything else.
+      replaces: Whether to take the place of another one, which stays until this one is written.
+    """
     import orbax.checkpoint as ocp
 
     manifest = manifest.with_checksums(arrays)
@@ -45,9 +55,13 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> N
     with _workplace(path) as workplace, _checkpointer() as checkpointer, jax.enable_x64(True):
         if with_elements:
             items[_ARRAYS] = ocp.args.PyTreeSave(_writable(with_elements))
-        written = workplace / "checkpoint"
+        written = workplace / _WRITTEN
         checkpointer.save(written, ocp.args.Composite(**items))
         _bring_to_disk(written)
+        if replaces and path.exists():
+            # A directory cannot be renamed over another one. A process that is killed in between
+            # leaves both where `complete_replacement` finds them.
+            path.rename(workplace / _REPLACED)
         # Fails if there is something of this name by now.
         written.rename(path)
         _bring_to_disk(path.parent, deep=False)
@@ -111,6 +125,7 @@ def read_manifest(path: Path) -> Manifest:
     """What a checkpoint says of itself."""
     import orbax.checkpoint as ocp
 
+    complete_replacement(path)
     _require_checkpoint(path)
     try:
         with _checkpointer() as checkpointer:
@@ -159,8 +174,37 @@ def numbered(directory: Path, name: str) -> dict[int, Path]:
     return {
         number: path
         for number, path in sorted(taken(directory, name).items())
-        if (path / _MANIFEST).is_dir()
+        if is_checkpoint(path)
     }
+
+
+def latest(directory: Path) -> Path | None:
+    """Return the checkpoint that was saved last in a directory, of those with numbers.
+
+    Numbers tell among those of one name. Among names the time does, which is that of the last file
+    that was written, and not kept by all programs that copy directories.
+    """
+    pattern = re.compile(r"(.+)-(\d+)")
+    last: dict[str, tuple[int, Path]] = {}
+    for path in _entries(directory):
+        matched = pattern.fullmatch(path.name)
+        if matched and is_checkpoint(path):
+            found = (int(matched[2]), path)
+            last[matched[1]] = max(found, last.get(matched[1], found))
+    return max((path for _, path in last.values()), key=saved_at, default=None)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether something looks like a complete checkpoint."""
+    return (path / _MANIFEST).is_dir()
+
+
+def saved_at(path: Path) -> float:
+    """Return when a checkpoint was written, in seconds since 1970; 0 if it is gone by now."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def taken(directory: Path, name: str) -> dict[int, Path]:
@@ -192,9 +236,14 @@ def remove(path: Path) -> None:
     shutil.rmtree(deleted, ignore_errors=True)
 
 
-def remove_leftovers(directory: Path, name: str) -> None:
-    """Takes away what was left of checkpoints when writing or removing them was cut off."""
-    pattern = re.compile(rf"{re.escape(name)}-\d+({re.escape(_WRITING)}.*|{re.escape(_DELETED)})")
+def remove_leftovers(directory: Path, names: str) -> None:
+    """Remove what was left of checkpoints when writing or removing them was cut off.
+
+    Args:
+      directory: Where.
+      names: A regular expression for the names of the checkpoints.
+    """
+    pattern = re.compile(rf"(?:{names})({re.escape(_WRITING)}.*|{re.escape(_DELETED)})")
     for path in _entries(directory):
         matched = pattern.fullmatch(path.name)
         if matched and matched[1] == _DELETED:
@@ -203,6 +252,21 @@ def remove_leftovers(directory: Path, name: str) -> None:
             with _locked(path) as locked:
                 if locked or (locked is None and _is_old(path)):
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def complete_replacement(path: Path) -> None:
+    """Give a checkpoint its name whose writer was killed when it had moved the old one aside."""
+    pattern = f"{glob.escape(path.name + _WRITING)}*/{_REPLACED}"
+    for _ in range(_REPLACEMENT_LOOKS):
+        replaced = None if path.exists() else next(path.parent.glob(pattern), None)
+        if replaced is None:
+            return
+        with _locked(replaced.parent) as locked:
+            if locked or (locked is None and _is_old(replaced.parent)):
+                with contextlib.suppress(OSError):  # another process has been quicker
+                    (replaced.parent / _WRITTEN).rename(path)
+                return
+        time.sleep(0.01)  # its writer is between the two renames
 
 
 def _is_old(path: Path) -> bool:

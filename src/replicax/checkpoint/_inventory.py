@@ -52,16 +52,18 @@ class Inventory:
 
     Args:
       objects: By name. Numbers and arrays among them are replaced when others are written.
+      only: The one of them whose parts are listed, by the names that they have among all.
     """
 
-    def __init__(self, objects: MutableMapping[str, Any]) -> None:
+    def __init__(self, objects: MutableMapping[str, Any], only: str | None = None) -> None:
         self._objects = objects
+        self._only = only
         self.arrays: dict[str, ArrayPart] = {}
         self.values: dict[str, ValuePart] = {}
         self.positions: dict[str, PositionPart] = {}
         self.deferred: dict[str, Any] = {}
         self._incomplete: dict[str, TakenApart] = {}
-        self._names: dict[Variable, str] = {}
+        self.names: dict[Variable, str] = {}
         self._nests = [_Nest(objects, name) for name in objects]
         leaves = [leaf for nest in self._nests for leaf in nest.leaves()]
         # Those that name their parts by variables come when the names of all variables are known.
@@ -70,6 +72,10 @@ class Inventory:
             self._add(key, kind.take_apart(thing, self._name_of))
 
     def _add(self, key: str, taken: TakenApart) -> None:
+        if self._only is not None and key != self._only and not _under(self._only, [key]):
+            for name, part in taken.parts.items():
+                self._note_name(joined(key, name), part)
+            return
         for name, part in taken.parts.items():
             self._add_part(joined(key, name), part)
         self.deferred |= {joined(key, name): value for name, value in taken.deferred.items()}
@@ -86,15 +92,18 @@ class Inventory:
             case ArrayPart():
                 _require_known(key, part.dtype)
                 self.arrays[key] = part
-                if part.variable is not None:
-                    self._names.setdefault(part.variable, key)
+                self._note_name(key, part)
             case ValuePart():
                 self.values[key] = part
             case PositionPart():
                 self.positions[key] = part
 
+    def _note_name(self, key: str, part: Part) -> None:
+        if isinstance(part, ArrayPart) and part.variable is not None:
+            self.names.setdefault(part.variable, key)
+
     def _name_of(self, variable: Variable) -> str | None:
-        return self._names.get(variable)
+        return self.names.get(variable)
 
     def completed_for(self, arrays: Mapping[str, ArrayFacts]) -> Inventory:
         """The same, when objects have made the parts that a checkpoint has something for."""
@@ -104,7 +113,7 @@ class Inventory:
             if taken.make is not None and not all(arrays[key].optional for key in new):
                 taken.make(place)
                 made = True
-        return Inventory(self._objects) if made else self
+        return Inventory(self._objects, self._only) if made else self
 
     def waits_for(self, key: str) -> bool:
         """Whether an object can keep what is saved under `key` for a part that it will make."""
@@ -123,7 +132,7 @@ class Inventory:
         for place, taken in self._incomplete.items():
             own = {key.removeprefix(f"{place}/"): values[key] for key in _under(place, values)}
             if taken.defer is not None and _under(place, saved):
-                deferred = Deferred(place, own, self._names)
+                deferred = Deferred(place, own, self.names)
                 taken.defer(deferred)
                 if own:
                     all_deferred.append(deferred)

@@ -83,11 +83,19 @@ class Deferred:
         self, place: str, values: Mapping[str, Any], variables: Mapping[Variable, str]
     ) -> None:
         self.place = place
-        self._variables = variables
+        self._variables = dict(variables)
         self.waiting = dict(values)
         self.taken: set[str] = set()
         self.lacking: set[str] = set()
         self.settled = False
+
+    def name_of(self, variable: Variable) -> str | None:
+        """Return how a variable is called in the checkpoint that the values are from."""
+        return self._variables.get(variable)
+
+    def learn(self, variables: Mapping[Variable, str]) -> None:
+        """Take note of variables that were given to the checkpoint after it was restored."""
+        self._variables |= variables
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         """The value for a part that is being made; None if there is none."""
@@ -118,8 +126,9 @@ class Deferred:
         return name if new is None else name.removesuffix(self._variables[owner]) + new
 
     def settle(self) -> None:
-        """Says that all parts have been made: what was not taken is not used."""
+        """Note that all parts have been made: what was not taken is not used."""
         self.settled = True
+        self.waiting = dict.fromkeys(self.waiting)  # the names; the arrays are not needed any more
 
 
 @final

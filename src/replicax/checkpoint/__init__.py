@@ -1,6 +1,6 @@
 """Checkpoints: what they hold of objects, how they are saved and restored, who keeps which."""
 
-from replicax.checkpoint._checkpoint import Checkpoint
+from replicax.checkpoint._checkpoint import Checkpoint, require_outside
 from replicax.checkpoint._finding import checkpoints_iterator, latest_checkpoint
 from replicax.checkpoint._inventory import part_of, placed
 from replicax.checkpoint._manager import CheckpointManager
@@ -32,4 +32,5 @@ __all__ = [
     "part_of",
     "placed",
     "register",
+    "require_outside",
 ]

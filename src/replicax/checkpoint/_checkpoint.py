@@ -77,7 +77,7 @@ class Checkpoint:
         report = self._report
         if report is not None:
             if waiting := report.unused_under(name):
-                _require_outside("restore")
+                require_outside("restore")
                 own = {**self._objects, name: thing}
                 inventory = Inventory(own, only=name)
                 later, _ = restore(inventory, Path(report.path or ""), partial=True, wanted=waiting)
@@ -173,7 +173,7 @@ class Checkpoint:
 
     def begin_save(self, target: Target, afterwards: Callable[[], None] = lambda: None) -> Saving:
         """Take the values, and let them be written; for `CheckpointManager`."""
-        _require_outside("save")
+        require_outside("save")
         saves = self._saves + (not target.replaces)
         inventory = Inventory(self._objects)
         saving = begin(inventory, target, saves, self._run_calls, afterwards)
@@ -191,7 +191,7 @@ class Checkpoint:
           partial: Whether objects may find nothing in it.
           counts: Whether to go on counting from where it was.
         """
-        _require_outside("restore")
+        require_outside("restore")
         place = None if path is None else local_path(path)
         if not any_has_one(place):
             return RestoreReport(None)
@@ -234,15 +234,16 @@ def local_path(path: PathLike) -> Path:
     return Path(text).absolute()
 
 
-def _require_outside(method: str) -> None:
+def require_outside(method: str, of: str = "a checkpoint") -> None:
+    """Raise where the state of a program cannot be saved or restored."""
     frame = _context.current()
     if frame.program is not None or frame.overlay is not None:
         raise ContextError(
-            f"`{method}` of a checkpoint was called while a function is traced or differentiated, "
-            "where variables have no numbers. Call it outside."
+            f"`{method}` of {of} was called while a function is traced or differentiated, where "
+            "variables have no numbers. Call it outside."
         )
     if frame.kind is not Kind.CROSS_REPLICA and frame.strategy is not None:
         raise ContextError(
-            f"`{method}` of a checkpoint is for all replicas together. Current context: {frame}. "
-            "Call it outside the function given to `run`."
+            f"`{method}` of {of} is for all replicas together. Current context: {frame}. Call it "
+            "outside the function given to `run`."
         )

@@ -80,7 +80,8 @@ def running(
     `prefix` are commands to start each of them by.
     """
     base = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "XLA_FLAGS")}
-    base["PYTHONPATH"] = str(ROOT / "tests")
+    paths = [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]
+    base["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     told = cluster or environments(free_ports(workers), devices, base)
     with tempfile.TemporaryDirectory() as directory:
         outputs = [Path(directory) / f"{worker}.log" for worker in range(len(told))]

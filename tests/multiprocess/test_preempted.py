@@ -74,7 +74,7 @@ def test_workers_that_are_told_to_end_go_on_bit_for_bit(tmp_path, undisturbed, e
 def test_all_workers_end_with_the_code_that_is_worth_a_restart(tmp_path):
     ended = run([PROGRAM, str(tmp_path), "SIGTERM:1"], 100)
     assert [each.code for each in ended] == [143, 143], [each.output for each in ended]
-    assert "ckpt-1 was saved; all workers end now." in ended[0].output
+    assert "ckpt-1 was saved, and all workers end now." in ended[0].output
     for each in ended:
         assert "Traceback" not in each.output
         assert "WorkerLost" not in each.output

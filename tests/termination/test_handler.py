@@ -156,7 +156,7 @@ def test_the_default_is_to_exit_with_a_code_that_is_worth_a_restart(tmp_path, mo
     with pytest.raises(SystemExit) as raised:
         handler.run(lambda: None)
     assert raised.value.code == 143
-    assert f"After 1 calls of `run` {tmp_path}/ckpt-1 was saved" in capsys.readouterr().err
+    assert f"a worker was told to end; {tmp_path}/ckpt-1 was saved" in capsys.readouterr().err
 
 
 def test_an_end_that_does_not_end_is_asked_for_once(tmp_path, monkeypatch):

@@ -48,7 +48,7 @@ class Checkpoint:
     _report: RestoreReport | None
 
     def __init__(self, **objects: Any) -> None:
-        """`objects` are known by these names, in the checkpoint and as attributes of this."""
+        """Take `objects`, known by these names in the checkpoint and as its attributes."""
         for name in objects:
             _require_free(name)
         Inventory(objects)  # so that what it cannot hold is refused now

@@ -32,7 +32,7 @@ _MANIFEST, _ARRAYS = "manifest", "arrays"
 
 
 def load() -> None:
-    """Imports Orbax, which takes 0.5 s, and is not possible any more when a program ends."""
+    """Import Orbax, which takes 0.5 s, and is not possible any more when a program ends."""
     import orbax.checkpoint  # noqa: F401  here, because importing replicax should not take that
 
 
@@ -69,7 +69,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest, repl
 
 @contextlib.contextmanager
 def _workplace(path: Path) -> Iterator[Path]:
-    """A directory next to `path` for one save, locked against those who remove what is left."""
+    """Make a directory next to `path` for one save, locked against those who remove leftovers."""
     while True:
         workplace = path.with_name(f"{path.name}{_WRITING}{secrets.token_hex(8)}")
         workplace.mkdir()
@@ -85,7 +85,7 @@ def _workplace(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(workplace: Path) -> Iterator[bool | None]:
-    """Keeps others out of a directory, and says whether that succeeded; None if nobody can tell.
+    """Keep others out of a directory; yield whether that succeeded, None if it cannot be told.
 
     The lock of a process ends with it, however that is.
     """
@@ -108,7 +108,7 @@ def _locked(workplace: Path) -> Iterator[bool | None]:
 
 
 def _bring_to_disk(directory: Path, *, deep: bool = True) -> None:
-    """Has the machine write what it keeps in memory, so that names do not come before content."""
+    """Have the machine write what it keeps in memory, so that names do not precede content."""
     paths = [directory, *(directory.rglob("*") if deep else ())]
     for path in reversed(paths):
         opened = os.open(path, os.O_RDONLY)
@@ -122,7 +122,7 @@ def _bring_to_disk(directory: Path, *, deep: bool = True) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What a checkpoint says of itself."""
+    """Return what a checkpoint says of itself."""
     import orbax.checkpoint as ocp
 
     complete_replacement(path)
@@ -140,7 +140,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[str, Any]:
-    """Some of its arrays, as the program had them."""
+    """Return some of its arrays, as the program had them."""
     import orbax.checkpoint as ocp
 
     facts = {key: manifest.arrays[key] for key in keys}
@@ -170,7 +170,7 @@ def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[s
 
 
 def numbered(directory: Path, name: str) -> dict[int, Path]:
-    """The complete checkpoints `name-1`, `name-2` and so on in a directory, by number."""
+    """Return the complete checkpoints `name-1`, `name-2` and so on of a directory, by number."""
     return {
         number: path
         for number, path in sorted(taken(directory, name).items())
@@ -195,7 +195,7 @@ def latest(directory: Path) -> Path | None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether something looks like a complete checkpoint."""
+    """Return whether something looks like a complete checkpoint."""
     return (path / _MANIFEST).is_dir()
 
 
@@ -208,14 +208,14 @@ def saved_at(path: Path) -> float:
 
 
 def taken(directory: Path, name: str) -> dict[int, Path]:
-    """Everything that has the name of a checkpoint, whatever it is."""
+    """Return everything that has the name of a checkpoint, whatever it is."""
     pattern = re.compile(rf"{re.escape(name)}-(\d+)")
     matches = ((pattern.fullmatch(path.name), path) for path in _entries(directory))
     return {int(matched[1]): path for matched, path in matches if matched}
 
 
 def _entries(directory: Path) -> list[Path]:
-    """What is in a directory; nothing, if there is none."""
+    """List a directory; nothing, if there is none."""
     try:
         with os.scandir(directory) as entries:
             return [Path(entry.path) for entry in entries]
@@ -230,7 +230,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Takes a checkpoint away; one whose removal is cut off does not look like one any more."""
+    """Remove a checkpoint; one whose removal is cut off does not look like one any more."""
     deleted = path.with_name(path.name + _DELETED)
     path.rename(deleted)
     shutil.rmtree(deleted, ignore_errors=True)
@@ -274,7 +274,7 @@ def _is_old(path: Path) -> bool:
 
 
 def _checkpointer() -> Any:
-    """Orbax for this process alone: who writes and who waits is agreed on elsewhere."""
+    """Make an Orbax checkpointer for this process alone: who writes is agreed on elsewhere."""
     import orbax.checkpoint as ocp
 
     here = jax.process_index()
@@ -312,7 +312,7 @@ def _checkpointer() -> Any:
 
 
 def _writable(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-    """Arrays as this process's Orbax writes them.
+    """Return arrays as this process's Orbax writes them.
 
     It writes those of NumPy in the first process only. Elsewhere they become arrays of which all
     processes have a copy, so that this one's has its index.

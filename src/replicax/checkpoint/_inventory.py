@@ -106,7 +106,7 @@ class Inventory:
         return self.names.get(variable)
 
     def completed_for(self, arrays: Mapping[str, ArrayFacts]) -> Inventory:
-        """The same, when objects have made the parts that a checkpoint has something for."""
+        """Return the same, when objects have made the parts that a checkpoint has something for."""
         made = False
         for place, taken in self._incomplete.items():
             new = [key for key in _under(place, arrays) if key not in self.arrays]
@@ -116,14 +116,14 @@ class Inventory:
         return Inventory(self._objects, self._only) if made else self
 
     def waits_for(self, key: str) -> bool:
-        """Whether an object can keep what is saved under `key` for a part that it will make."""
+        """Return whether an object can keep what is saved under `key` for a part to be made."""
         return any(
             taken.defer is not None and _under(place, [key])
             for place, taken in self._incomplete.items()
         )
 
     def defer(self, values: Mapping[str, Any], saved: Iterable[str]) -> list[Deferred]:
-        """Gives objects what is saved for parts that they do not have yet.
+        """Give objects what is saved for parts that they do not have yet.
 
         An object of which something is `saved`, but nothing for such parts, is given nothing, in
         the place of what it may have from another checkpoint.
@@ -139,7 +139,7 @@ class Inventory:
         return all_deferred
 
     def commit(self) -> None:
-        """Puts the numbers and arrays that were written in the place of those there were."""
+        """Put the numbers and arrays that were written in the place of those there were."""
         for nest in self._nests:
             nest.commit()
 
@@ -165,7 +165,7 @@ class _Nest:
             yield key, kind, leaf
 
     def _plain(self, index: int, leaf: Any) -> TakenApart:
-        """What has no place of its own, and is replaced in the nest."""
+        """Take apart what has no place of its own, and is replaced in the nest."""
 
         def read() -> Any:
             return leaf
@@ -217,7 +217,7 @@ def _path_text(path: Any) -> str:
 
 
 def _refilled(old: Any, new: Any) -> Any:
-    """`new`; but what can be changed stays the object that it was, for those who hold it."""
+    """Return `new`; but what can be changed stays the object that the program holds."""
     if old is None:
         return new
     if _is_leaf(old):
@@ -244,7 +244,7 @@ def _refilled(old: Any, new: Any) -> Any:
 
 
 def placed(like: jax.Array, value: Any) -> jax.Array:
-    """`value` on the devices of another array, of which this process may have a part only."""
+    """Return `value` on the devices of another array, of which this process may have a part."""
     if not like.committed:  # so that it still goes where others are that it meets
         return jnp.asarray(value)
     if not isinstance(value, np.ndarray):
@@ -253,7 +253,7 @@ def placed(like: jax.Array, value: Any) -> jax.Array:
 
 
 def part_of(variable: Variable) -> ArrayPart:
-    """What a checkpoint holds of a variable."""
+    """Return what a checkpoint holds of a variable."""
 
     def write(value: Any) -> None:
         if variable.partition is None:

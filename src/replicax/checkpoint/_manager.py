@@ -215,7 +215,7 @@ class CheckpointManager:
         return path
 
     def close(self) -> None:
-        """The same as `sync`, by the name that things with an end have. It can be used again."""
+        """Do the same as `sync`, by the name that things with an end have; it can be used again."""
         self.sync()
 
     def __enter__(self) -> Self:

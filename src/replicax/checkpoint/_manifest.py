@@ -45,14 +45,14 @@ class ArrayFacts:
         return cls(tuple(value.shape), dtype_name(value.dtype), keys, optional=optional)
 
     def without_elements(self) -> np.ndarray:
-        """The numbers of an array that has none."""
+        """Return the numbers of an array that has none."""
         if self.keys is None:
             return np.zeros(self.shape, jnp.dtype(self.dtype))
         one = jax.random.key_data(jax.random.key(0, impl=self.keys))
         return np.zeros((*self.shape, *one.shape), one.dtype)
 
     def value(self, numbers: np.ndarray) -> Any:
-        """What was saved as these numbers."""
+        """Return what was saved as these numbers."""
         if self.keys is not None:
             return jax.random.wrap_key_data(jnp.asarray(numbers), impl=self.keys)
         return numbers

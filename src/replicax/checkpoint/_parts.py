@@ -98,7 +98,7 @@ class Deferred:
         self._variables |= variables
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        """The value for a part that is being made; None if there is none."""
+        """Return the value for a part that is being made; None if there is none."""
         value = self.waiting.get(name)
         if value is None:
             self.lacking.add(name)
@@ -113,7 +113,7 @@ class Deferred:
         return value
 
     def renamed(self, name_of: NameOf) -> dict[str, Any]:
-        """What waits, named after variables as another checkpoint calls them."""
+        """Return what waits, named after variables as another checkpoint calls them."""
         return {self._renamed(name, name_of): value for name, value in self.waiting.items()}
 
     def _renamed(self, name: str, name_of: NameOf) -> str:
@@ -153,7 +153,7 @@ class TakenApart:
 
 class TakeApart(Protocol):
     def __call__(self, thing: Any, name_of: NameOf, /) -> TakenApart:
-        """Takes an object apart; `name_of` says how variables are called in the checkpoint."""
+        """Take an object apart; `name_of` says how variables are called in the checkpoint."""
         ...
 
 
@@ -177,12 +177,12 @@ _kinds: list[Kind] = []
 
 
 def register(kind: Kind) -> None:
-    """Teaches checkpoints another kind of objects."""
+    """Teach checkpoints another kind of objects."""
     _kinds.append(kind)
 
 
 def kind_of(thing: Any) -> Kind | None:
-    """The kind that was registered for an object."""
+    """Return the kind that was registered for an object."""
     return next((kind for kind in reversed(_kinds) if kind.recognise(thing)), None)
 
 

@@ -58,7 +58,7 @@ def restore(
 
 
 def any_has_one(path: Path | None) -> bool:
-    """Whether the workers have a checkpoint to restore; raise if only some of them do."""
+    """Return whether the workers have a checkpoint; raise if only some of them do."""
     without = meet("looking at what to restore", path is None)
     if any(without) and not all(without):
         names = " and ".join(worker_name(i) for i, none in enumerate(without) if none)
@@ -70,7 +70,7 @@ def any_has_one(path: Path | None) -> bool:
 
 
 def on_all_workers(what: str, action: Callable[[], Result]) -> Result:
-    """What `action` returns; if it fails on one worker, all are told."""
+    """Return what `action` returns; if it fails on one worker, all are told."""
     result, failure = None, None
     try:
         result = action()
@@ -97,7 +97,7 @@ class _Resumed:
         self._before: dict[str, Any] = {}
 
     def set(self, positions: Mapping[str, Any]) -> None:
-        """Sets all of them, also after one has failed: workers count what they do in step."""
+        """Set all of them, also after one has failed: workers count what they do in step."""
         failures = []
         for key, state in positions.items():
             self._before[key] = self._parts[key].read()

@@ -67,7 +67,7 @@ class Retention:
         return self._directory / f"{self._name}.kept.json"
 
     def _record(self) -> _Record:
-        """What is known of earlier managers, which may have been those of other processes."""
+        """Read what earlier managers have written, which may have been of other processes."""
         try:
             return _Record.read(self._file)
         except FileNotFoundError:

@@ -33,7 +33,7 @@ _LONGEST_STATES = 8_000_000  # characters of JSON, of all workers
 
 
 def meet(label: str, value: Any = None) -> list[Any]:
-    """What all workers bring; of a process alone, what it brings itself."""
+    """Return what all workers bring; of a process alone, what it brings itself."""
     session = cluster.session()
     return [value] if session is None else session.meet(label, value)
 
@@ -77,7 +77,7 @@ class Numbered:
         return max(saves, *self.taken(), 0) + 1 if self.number is None else self.number
 
     def taken(self) -> list[int]:
-        """The numbers of what is there, and of what this process is about to write there."""
+        """Return the numbers of what is there, and of what this process is about to write there."""
         begun = [each.path.name.rpartition("-") for each in under_way(self.directory)]
         return [
             *files.taken(self.directory, self.name),
@@ -166,7 +166,7 @@ class Saving:
 
 
 def finish_earlier(directory: Path) -> None:
-    """Waits for what the workers' processes still write into a directory, for whomever.
+    """Wait for what the workers' processes still write into a directory, by any manager.
 
     A manager that was left by an error does not wait for its last checkpoint. The next one that
     looks for the latest has to.
@@ -179,7 +179,7 @@ def finish_earlier(directory: Path) -> None:
 
 
 def _longest_wait() -> float | None:
-    """How long a worker may wait by itself before it has to meet the others."""
+    """Return how long a worker may wait by itself before it must meet the others."""
     session = cluster.session()
     # Who writes comes to the meetings too, and says that it is not ready, so that the others
     # do not take it for stuck.
@@ -244,14 +244,14 @@ def begin(
 
 
 def _count(part: Any) -> int | None:
-    """How many of the workers' states are kept."""
+    """Return how many of the workers' states are kept."""
     return 1 if part.shared else None
 
 
 def _agree(
     inventory: Inventory, target: Target, saves: int, facts: Mapping[str, ArrayFacts]
 ) -> list[dict[str, Any]]:
-    """What each worker saves, and where."""
+    """Agree on what is saved, and return what each worker brings and where it writes."""
     contents = sorted(
         [f"{key}: {each.dtype}{list(each.shape)}" for key, each in facts.items()]
         + [f"{key}: a value" for key in inventory.values]
@@ -327,7 +327,7 @@ def _expressed(key: str, state: Any) -> Any:
 
 
 def _require_words_as_keys(state: Any) -> None:
-    """JSON makes words of other keys without saying so."""
+    """Refuse other keys, of which JSON would make words without saying so."""
     if isinstance(state, dict):
         for key, value in state.items():
             if not isinstance(key, str):
@@ -349,7 +349,7 @@ def _on_host(value: Any, lasting: bool) -> np.ndarray:
 
 
 def _whole(array: jax.Array) -> Any:
-    """All of an array that is on devices of several processes."""
+    """Return all of an array that is on devices of several processes."""
     if array.is_fully_replicated:
         return array.addressable_data(0)
     return cluster.current().run(

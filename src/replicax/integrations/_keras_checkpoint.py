@@ -118,7 +118,7 @@ def _refuse_unbuilt_optimizer(place: str) -> None:
 
 
 def _scope_of(variables: Iterable[Any]) -> Any:
-    """That of the strategy to which variables belong."""
+    """Return the scope of the strategy to which variables belong."""
     for variable in variables:
         ours = _bridges.variable_of(variable)
         if isinstance(ours, Variable) and isinstance(ours.strategy, Strategy):
@@ -150,7 +150,7 @@ def _value_of(variable: Any) -> Any:
 def _by_path(
     variables: Iterable[Any], named: Iterable[Any], optional: bool = False
 ) -> dict[str, ArrayPart]:
-    """By their paths, as Keras numbers them in a fresh process.
+    """Name variables by their paths, as Keras numbers them in a fresh process.
 
     Keras counts the layers of a class over all models of a process: `dense_7` of the second model
     is the `dense_3` of the first. Names that somebody has given stay as they are.
@@ -189,7 +189,7 @@ def _by_path(
 
 
 def _automatic_base(name: str, class_name: str) -> str | None:
-    """What Keras numbered to get this name; None if it does not come from the name of the class.
+    """Return what Keras numbered to get this name; None if it is not the name of the class.
 
     `Bidirectional` puts a word before the name of its layer.
     """
@@ -198,14 +198,14 @@ def _automatic_base(name: str, class_name: str) -> str | None:
 
 
 def _snake_case(name: str) -> str:
-    """As `keras.src.utils.naming.to_snake_case`."""
+    """Return what `keras.src.utils.naming.to_snake_case` returns."""
     name = re.sub(r"\W+", "", name)
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 def _by_position(variables: Iterable[Any]) -> dict[str, ArrayPart]:
-    """By position, and by what they are for: their paths have those of the trained variables."""
+    """Name slots by position and purpose: their paths have those of the trained variables."""
     return {
         f"{position}_{variable.path.rpartition('_')[2].rpartition('/')[2]}": _part(variable)
         for position, variable in enumerate(variables)

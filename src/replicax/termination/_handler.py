@@ -129,10 +129,9 @@ class PreemptionCheckpointHandler:
         saved = self._save(*args, **kwargs)
         self._ended = True
         if is_first_worker():
-            what = f"{saved} was saved" if isinstance(saved, str) else "the state was saved"
+            what = saved if isinstance(saved, str) else "the state"
             print(
-                f"replicax: a worker was told to end. After {self.total_run_calls} calls of `run` "
-                f"{what}; all workers end now.",
+                f"replicax: a worker was told to end; {what} was saved, and all workers end now.",
                 file=sys.stderr,
                 flush=True,
             )

@@ -111,6 +111,22 @@ def later(strategy, directory):
     return [path == again, unused, other.numpy().tolist(), checkpoint.n]
 
 
+def while_it_is_written(strategy, directory):
+    """Restored before it is complete; the other worker has no thread to wait for."""
+    with strategy.scope():
+        weight = rx.Variable(np.arange(300_000.0, dtype=np.float32))
+    checkpoint = rx.Checkpoint(weight=weight, n=1)
+    manager = rx.CheckpointManager(checkpoint, directory / "pending", asynchronous=True)
+    path = manager.save()
+    weight.assign_add(np.ones(300_000, np.float32))
+    checkpoint.n = 2
+    checkpoint.restore(path).assert_consumed()
+    manager.save()
+    checkpoint.sync()
+    last = rx.latest_checkpoint(directory / "pending")
+    return [checkpoint.n, float(weight.numpy()[-1]), last and Path(last).name]
+
+
 def nothing_for_one(strategy, directory, worker):
     """One of them has found no checkpoint; and then both have not."""
     checkpoint = rx.Checkpoint(n=1)
@@ -211,6 +227,7 @@ def main(directory: Path) -> None:
         "own paths": paths_of_their_own(strategy, directory, worker),
         "tutorials": as_in_the_tutorials(strategy, directory, worker),
         "later": later(strategy, directory),
+        "pending": while_it_is_written(strategy, directory),
         "nothing for one": nothing_for_one(strategy, directory, worker),
         "own positions": positions_of_their_own(strategy, directory),
         "divided": arrays_over_both(strategy, directory),

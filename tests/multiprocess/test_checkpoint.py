@@ -89,6 +89,10 @@ def test_attributes_that_are_set_later_are_restored_on_all_workers(results):
     assert both(results, "later") == [True, ["weight", "n"], [1.0, 2.0], 4]
 
 
+def test_what_is_being_written_is_waited_for_by_all_workers(results):
+    assert both(results, "pending") == [1, 299_999.0, "ckpt-2"]
+
+
 def test_a_checkpoint_that_only_some_have_found_is_told(results):
     told, path = both(results, "nothing for one")
     assert "Some workers have a checkpoint to restore, and worker 1 got None." in told

@@ -77,10 +77,11 @@ class Checkpoint:
         report = self._report
         if report is not None:
             if waiting := report.unused_under(name):
+                assert report.path is not None  # where it is, nothing is unused
                 require_outside("restore")
                 own = {**self._objects, name: thing}
                 inventory = Inventory(own, only=name)
-                later, _ = restore(inventory, Path(report.path or ""), partial=True, wanted=waiting)
+                later, _ = restore(inventory, Path(report.path), partial=True, wanted=waiting)
                 report.extend(name, later)
             report.learn(names)
         self._objects[name] = own[name]

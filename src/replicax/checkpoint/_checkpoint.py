@@ -68,22 +68,16 @@ class Checkpoint:
     def __setattr__(self, name: str, thing: Any) -> None:
         """Give the checkpoint an object, or another one of the same name.
 
-        If there is something for it in the checkpoint that was restored last, and no object has
-        got that so far, it is restored now; all workers do so then.
+        If there was no such object when a checkpoint was restored, and the checkpoint has something
+        for it, that is restored now; all workers do so then.
         """
         _require_free(name)
         own = {name: thing}
         names = Inventory(own).names
-        report = self._report
-        if report is not None:
-            if waiting := report.unused_under(name):
-                assert report.path is not None  # where it is, nothing is unused
-                require_outside("restore")
-                own = {**self._objects, name: thing}
-                inventory = Inventory(own, only=name)
-                later, _ = restore(inventory, Path(report.path), partial=True, wanted=waiting)
-                report.extend(name, later)
-            report.learn(names)
+        if self._report is not None:
+            if name not in self._objects:
+                _restore_late(self._report, own := {**self._objects, name: thing}, name)
+            self._report.learn(names)
         self._objects[name] = own[name]
 
     @property
@@ -205,6 +199,17 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<rx.Checkpoint of {', '.join(self._objects) or 'nothing'}>"
+
+
+def _restore_late(report: RestoreReport, objects: dict[str, Any], name: str) -> None:
+    """Give the object `name` what the checkpoint that was restored last has for it."""
+    waiting = report.unused_under(name)
+    if waiting:
+        assert report.path is not None  # where it is, nothing is unused
+        require_outside("restore")
+        inventory = Inventory(objects, only=name)
+        later, _ = restore(inventory, Path(report.path), partial=True, wanted=waiting)
+        report.extend(name, later)
 
 
 def _require_free(name: str) -> None:

@@ -48,7 +48,8 @@ class RestoreReport:
     def unused(self) -> tuple[str, ...]:
         """What the checkpoint has, and no object wants so far.
 
-        It is restored when an attribute of that name is set: `checkpoint.model = model`.
+        If the checkpoint has no attribute of that name yet, it is restored when that is set:
+        `checkpoint.model = model`.
         """
         left = ((each, each.waiting.keys() - each.taken) for each in self._made)
         return (*self._unused, *_in_full(left))

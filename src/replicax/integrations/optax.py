@@ -79,7 +79,7 @@ class Optimizer:
         self._slots: list[Variable] = []
         self._structure: Any = None
         self._slot_paths: list[Any] = []
-        self._restored: tuple[Deferred, NameOf] | None = None
+        self._restored: Deferred | None = None
         self._warned = False
         self._copied = False
         self._iterations = Variable(
@@ -250,7 +250,7 @@ class Optimizer:
             variable.store_cross_replica_array(value)
         self._trained = trained
         if self._restored is not None:
-            self._restored[0].settle()
+            self._restored.settle()
             self._restored = None
 
     @functools.cached_property
@@ -300,9 +300,8 @@ class Optimizer:
         for path, leaf in leaves:
             owner = _owner(path, leaf, variables)
             if self._restored is not None:
-                deferred, name_of = self._restored
-                name = _slot_name(path, leaf, variables, name_of)
-                restored = deferred.take(name, jnp.shape(leaf), jnp.result_type(leaf))
+                name = _slot_name(path, leaf, variables, self._restored.name_of)
+                restored = self._restored.take(name, jnp.shape(leaf), jnp.result_type(leaf))
                 leaf = leaf if restored is None else restored
             with strategy.extended.colocate_vars_with(owner):
                 name = f"{self._name}/{owner.name}{jax.tree_util.keystr(path)}"
@@ -319,9 +318,9 @@ class Optimizer:
             return TakenApart(parts)
 
         def defer(deferred: Deferred) -> None:
-            self._restored = deferred, name_of
+            self._restored = deferred
 
-        waiting = {} if self._restored is None else self._restored[0].renamed(name_of)
+        waiting = {} if self._restored is None else self._restored.renamed(name_of)
         return TakenApart(parts, defer, waiting)
 
     def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Any], tuple[Variable, ...]]:

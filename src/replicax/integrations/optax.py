@@ -117,7 +117,8 @@ class Optimizer:
         Args:
           grads_and_vars: Pairs of a gradient and its variable; the same variables every time. With
             `params`, a nest of gradients.
-          params: A nest of variables, of the structure of the gradients.
+          params: A nest of variables, of the structure of the gradients, or a function that returns
+            it.
           name: Accepted for the sake of programs written for the reference.
           skip_gradients_aggregation: Whether the gradients are the same on all replicas already,
             because they were summed by `all_reduce`, and clipped perhaps. By default they are not.
@@ -125,6 +126,7 @@ class Optimizer:
             `skip_gradients_aggregation=True`.
         """
         del name
+        params = params() if callable(params) else params
         pairs = list(grads_and_vars) if params is None else _paired(grads_and_vars, params)
         gradients, variables = self._checked(pairs)
         skip = _skips(skip_gradients_aggregation, experimental_aggregate_gradients)
@@ -155,7 +157,8 @@ class Optimizer:
 
         Args:
           loss: A function without arguments that returns a scalar and reads the variables.
-          var_list: The variables to change, as a list or another nest.
+          var_list: The variables to change, as a list or another nest, or a function that returns
+            them, which is asked when the loss has been computed.
           name: Accepted for the sake of programs written for the reference.
           skip_gradients_aggregation: As of `apply_gradients`.
 

@@ -51,6 +51,6 @@ def test_a_list_of_nothing_is_refused(two):
     with two.scope():
         model = unbuilt()
     with pytest.raises(
-        ValueError, match=r"the model has no variables yet\. Build it first, or pass"
+        ValueError, match=r"no variables yet\. Build it first, or pass"
     ):
         two.run(lambda: rx.grad(lambda: jnp.sum(model(ROWS)), model.trainable_variables)())

@@ -50,7 +50,5 @@ def test_it_equals_one_device(two, compiled):
 def test_a_list_of_nothing_is_refused(two):
     with two.scope():
         model = unbuilt()
-    with pytest.raises(
-        ValueError, match=r"no variables yet\. Build it first, or pass"
-    ):
+    with pytest.raises(ValueError, match=r"no variables yet\. Build it first, or pass"):
         two.run(lambda: rx.grad(lambda: jnp.sum(model(ROWS)), model.trainable_variables)())

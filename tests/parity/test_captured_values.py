@@ -145,6 +145,20 @@ def test_a_replica_finds_its_component_of_a_value_that_it_closes_over(strategy, 
     equal(total.numpy(), np.sum(numbers(strategy), axis=0))
 
 
+@pytest.mark.one_process
+def test_shapes_may_differ_in_eager_replicas(two, execution):
+    shapes = [(3,), (1,)]
+    own = per_replica(two, [np.ones(shape, np.float32) for shape in shapes])
+    total = two.run(lambda: jnp.sum(own) + own.shape[0]) if execution == "eager" else None
+    if total is None:
+        with pytest.raises(
+            TypeError, match=r"replica 0: \(3,\), replica 1: \(1,\).*Pass it in `args`"
+        ):
+            two.run(lambda: jnp.sum(own))
+        return
+    components_equal(two, total, [6.0, 2.0])
+
+
 def test_a_mirrored_value_is_the_copy_of_the_replica(strategy, execution):
     with strategy.scope():
         variable = rx.Variable(np.zeros(2, np.float32))

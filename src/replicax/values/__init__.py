@@ -1,16 +1,9 @@
-"""Values with one component a replica, and how the results of replicas become one value."""
+"""Values with one component per replica, and how the results of replicas become one value."""
 
-from replicax.values._distributed import (
-    DistributedValues,
-    Mirrored,
-    PerReplica,
-    Shape,
-    as_plain,
-    describe_shapes,
-    is_numeric,
-    place,
-    settle_shapes,
-)
+from replicax.values._distributed import DistributedValues, Shape
+from replicax.values._mirrored import Mirrored
+from replicax.values._per_replica import PerReplica, describe_shapes, settle_shapes
+from replicax.values._placing import as_plain, is_numeric, place
 from replicax.values._regroup import Component, regroup, require_home, select
 
 __all__ = [

@@ -13,7 +13,10 @@ from replicax import _nest, cluster
 from replicax._typing import Nest
 from replicax.errors import ForeignValue, StructureMismatch
 from replicax.topology import Topology
-from replicax.values._distributed import DistributedValues, Mirrored, PerReplica, place
+from replicax.values._distributed import DistributedValues
+from replicax.values._mirrored import Mirrored
+from replicax.values._per_replica import PerReplica
+from replicax.values._placing import place
 
 
 class Component:

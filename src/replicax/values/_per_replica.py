@@ -1,0 +1,319 @@
+"""Values that may differ from replica to replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+
+from replicax import _context, cluster
+from replicax._jax_compat import accept_as_array, all_gather
+from replicax.errors import InvalidType, ShapeMismatch
+from replicax.topology import REPLICA_AXIS, Topology
+from replicax.values._distributed import DistributedValues, Shape, known_of
+from replicax.values._mirrored import Mirrored
+from replicax.values._placing import assembled, without_replicas
+
+
+@final
+class PerReplica(DistributedValues):
+    """A value that may differ from replica to replica.
+
+    >>> import replicax as rx
+    >>> rx.PerReplica((1, 2))
+    PerReplica:{
+      0: 1,
+      1: 2
+    }
+    """
+
+    __slots__ = ("_scalars", "_shapes")
+
+    _scalars: bool
+    _shapes: tuple[Shape, ...] | None
+
+    def __init__(
+        self,
+        values: Sequence[Any],
+        topology: Topology | None = None,
+        *,
+        shapes: Sequence[Shape] | None = None,
+    ) -> None:
+        """Of one component for each local replica; `shapes` are those of all replicas, if known."""
+        super().__init__(values, topology)
+        self._shapes = None if shapes is None else tuple(shapes)
+
+    @classmethod
+    def from_array(
+        cls,
+        array: jax.Array,
+        topology: Topology,
+        *,
+        scalars: bool = False,
+        inside: bool = False,
+    ) -> PerReplica:
+        """Of an array that is split over the replicas; `scalars` if each row is one component.
+
+        `inside` a program, of the replica's own component.
+        """
+        self = cls._of_array(array, topology, inside)
+        self._scalars = array.ndim == 0 if inside else scalars
+        self._shapes = None
+        return self
+
+    @classmethod
+    def stacked(cls, array: jax.Array, topology: Topology) -> PerReplica:
+        """Of an array with a dimension for the replicas of all workers in front."""
+        if array.ndim == 1:
+            return cls.from_array(array, topology, scalars=True)
+        replicas, rows, *rest = array.shape
+        return cls.from_array(array.reshape(replicas * rows, *rest), topology)
+
+    def at_home(self, topology: Topology) -> PerReplica:
+        """The value as one of `topology`; one that was made by hand does not know of workers."""
+        if self._topology is None and topology.spans_processes:
+            return PerReplica(self.values, topology)
+        return self
+
+    def map(
+        self, function: Callable[[Any], Any], new_shape: Callable[[Shape], Shape] | None = None
+    ) -> PerReplica:
+        """`function` of every component; `new_shape` says what it makes of their shapes."""
+        topology = self._topology
+        if self._inside and topology is not None:
+            return PerReplica.from_array(function(self._array), topology, inside=True)
+        if isinstance(self._array, Tracer) and topology is not None:
+            return PerReplica.stacked(jax.vmap(function)(self._stacked(self._array)), topology)
+        known = self.known_shapes()
+        shapes = None if known is None or new_shape is None else [new_shape(s) for s in known]
+        components = [function(component) for component in self.values]
+        return PerReplica(components, topology, shapes=shapes)
+
+    def agreed(self) -> Mirrored:
+        """Return the components as one value, for replicas that are known to have the same."""
+        if self._inside and self._topology is not None:
+            assert self._array is not None
+            return Mirrored.from_array(self._array, self._topology, inside=True)
+        return Mirrored(self.values, self._topology)
+
+    def array(self, topology: Topology) -> jax.Array:
+        """The global array over `topology`: components one after another, scalars stacked.
+
+        All components need one shape and one dtype.
+        """
+        if self._array is None:
+            components = self.values
+            if not self.uniform:
+                raise ShapeMismatch(
+                    "The replicas' values need equal shapes here; got "
+                    f"{describe_shapes(self.shapes)}."
+                )
+            self._scalars = np.ndim(components[0]) == 0
+            if any(isinstance(c, Tracer) for c in components):
+                combine = jnp.stack if self._scalars else jnp.concatenate
+                return combine([jnp.asarray(c) for c in components])
+            with jax.ensure_compile_time_eval():
+                rows = [jnp.reshape(c, (1,)) if self._scalars else c for c in components]
+            count, *rest = np.shape(rows[0])
+            self._array = assembled(
+                (count * topology.num_replicas, *rest), topology.split, rows, topology
+            )
+        return self._array
+
+    @property
+    def scalars(self) -> bool:
+        """Whether the components have rank 0."""
+        if self._array is not None or self._components is None:
+            return self._scalars
+        return np.ndim(self._components[0]) == 0
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all components have one shape."""
+        return len(set(self.shapes)) == 1
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shape of every replica's component; asks the other workers if it is not known."""
+        known = self.known_shapes()
+        if known is None:
+            settle_shapes([self], "comparing the shapes of per-replica values")
+            known = self._shapes
+            assert known is not None
+        return known
+
+    def known_shapes(self) -> tuple[Shape, ...] | None:
+        """The shape of every replica's component; None if only the other workers know."""
+        topology = self._topology
+        if self._array is not None and topology is not None:
+            return (np.shape(self.samples()[0]),) * topology.num_replicas
+        if self._shapes is None and not (topology is not None and topology.spans_processes):
+            return tuple(np.shape(component) for component in self.values)
+        return self._shapes
+
+    def _local_kinds(self) -> list[tuple[Shape, str]]:
+        """Shape and dtype of the component of each local replica."""
+        kinds = [(np.shape(sample), _kind_of(sample)) for sample in self.samples()]
+        if len(kinds) == 1 and self._topology is not None:
+            kinds *= len(self._topology.local_replicas)
+        return kinds
+
+    def samples(self) -> tuple[Any, ...]:
+        """What dtypes can be read off: the local components, or one where all are alike."""
+        if self._components is not None:
+            return self._components
+        assert self._array is not None
+        shape = self._array.shape
+        if not self._inside and self._topology is not None:
+            shape = shape[1:] if self._scalars else _component_shape(shape, self._topology)
+        return (jax.ShapeDtypeStruct(shape, self._array.dtype),)
+
+    def _stacked(self, array: jax.Array) -> jax.Array:
+        """The global array with a dimension for the replicas in front."""
+        assert self._topology is not None
+        if self._scalars:
+            return array
+        count = self._topology.num_replicas
+        return array.reshape(count, *_component_shape(array.shape, self._topology))
+
+    @staticmethod
+    def _parts(array: jax.Array, topology: Topology) -> tuple[jax.Array, Shape, PartitionSpec]:
+        first, *rest = getattr(array.sharding, "spec", ()) or (None,)
+        if first != REPLICA_AXIS and REPLICA_AXIS not in (first or ()):
+            # XLA may leave an array without elements so.
+            array, first, rest = jax.device_put(array, topology.split), REPLICA_AXIS, []
+        spec = PartitionSpec(without_replicas(first), *rest)
+        return array, _component_shape(array.shape, topology), spec
+
+    def _take_apart(self) -> tuple[jax.Array, ...]:
+        assert self._array is not None
+        if self._inside:
+            return tuple(all_gather(self._array, REPLICA_AXIS))
+        if isinstance(self._array, Tracer):
+            return tuple(self._stacked(self._array))
+        parts = super()._take_apart()
+        return tuple(part.reshape(()) for part in parts) if self._scalars else parts
+
+    @property
+    def __jax_array__(self) -> Callable[[], jax.Array]:
+        # A property: JAX looks at it before it calls it.
+        array = self._as_array()
+        return lambda: array
+
+    def _as_array(self) -> jax.Array:
+        if not self.is_one_array():
+            self._refuse()
+        own = self.own_component()
+        return self._only() if own is None else jnp.asarray(own)
+
+    def is_one_array(self) -> bool:
+        """Tell whether it is one array here: that of the replica that runs, or the only one."""
+        if self._topology is not None and self._topology.num_replicas == 1:
+            return True
+        return self._is_captured() or (self._topology is None and len(self.values) == 1)
+
+    def known(self) -> jax.Array | jax.ShapeDtypeStruct:
+        if not self.is_one_array():
+            self._refuse()
+        # In a program, what replicas close over has one shape, and taking a component computes.
+        own = self.own_component() if _context.current().program is None else None
+        return known_of(self.samples()[0] if own is None else own)
+
+    def _captured(self, topology: Topology, replica: int | jax.Array) -> jax.Array:
+        if topology.spans_processes or not self.uniform:
+            raise InvalidType(
+                "A compiled function closes over a PerReplica value "
+                f"({self._describe_components()}), of which a program of several workers, or of "
+                "replicas whose shapes differ, has no copy. Pass it in `args` of `strategy.run`."
+            )
+        with jax.ensure_compile_time_eval():
+            components = np.stack([np.asarray(component) for component in self.values])
+        return jnp.asarray(components)[replica]
+
+    def _only(self) -> jax.Array:
+        """Return the component, if this process has one."""
+        if len(self.values) > 1:
+            self._refuse()
+        return jnp.asarray(self.primary)
+
+    def _refuse(self) -> NoReturn:
+        raise InvalidType(
+            "A PerReplica value has one component per replica and cannot be used as one array; "
+            f"got {self._describe_components()}. Combine it first with `strategy.reduce` or "
+            "`strategy.gather`, take it apart with `strategy.experimental_local_results`, or use "
+            "it inside `strategy.run`. To carry it through `lax.scan`, `fori_loop`, `while_loop` "
+            "or `cond`, put the loop inside `run`."
+        )
+
+    def _describe_components(self) -> str:
+        shapes = self.known_shapes() or tuple(np.shape(sample) for sample in self.samples())
+        return f"{describe_shapes(shapes)}, dtype {_kind_of(self.samples()[0])}"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.__jax_array__(), dtype=dtype, copy=True if copy else None)
+
+    # One number can be had where this process has one replica, also of several workers: programs
+    # print their own loss so. As an array, a value of several workers is refused.
+
+    def __float__(self) -> float:
+        return float(self._only())
+
+    def __int__(self) -> int:
+        return int(self._only())
+
+    def __complex__(self) -> complex:
+        return complex(self._only())
+
+
+accept_as_array(PerReplica, PerReplica._as_array, PerReplica.known)
+
+
+def _component_shape(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
+    return (shape[0] // topology.num_replicas, *shape[1:])
+
+
+def settle_shapes(values: Sequence[PerReplica], label: str) -> None:
+    """Makes the shapes of per-replica values known, if workers have made them by themselves.
+
+    Where there are several workers, they all come here before they combine values for `label`, and
+    are told if they come for different things, or with different dtypes.
+    """
+    topology = values[0].topology if values else None
+    if topology is None or not topology.spans_processes:
+        return
+    if _context.current().program is not None:
+        return  # of which workers make sure that it is the same on all of them
+    own = [value._local_kinds() for value in values]
+    brought = cluster.current().meet(f"{label} of {len(values)} value(s)", own)
+    for number, value in enumerate(values):
+        parts = [part for worker in brought for part in worker[number]]
+        dtypes = [dtype for _, dtype in parts]
+        if len(set(dtypes)) > 1:
+            raise InvalidType(f"`{label}` needs one dtype on all replicas; got {_each(dtypes)}.")
+        shapes = tuple(tuple(shape) for shape, _ in parts)
+        if value.known_shapes() not in (None, shapes):
+            raise ShapeMismatch(
+                f"`{label}` got values that are not the same on all workers: "
+                f"{describe_shapes(shapes)}. Give all workers the result of the same computation."
+            )
+        value._shapes = shapes
+
+
+def describe_shapes(shapes: Sequence[Shape]) -> str:
+    """For messages: "replica 0: (2, 3), replica 1: (4, 3)"; of one for all, "(2, 3) on each"."""
+    if len(set(shapes)) == 1:
+        return f"{shapes[0]} on each replica"
+    return _each(shapes)
+
+
+def _kind_of(component: Any) -> str:
+    return str(getattr(component, "dtype", type(component).__name__))
+
+
+def _each(things: Sequence[Any]) -> str:
+    return ", ".join(f"replica {i}: {thing}" for i, thing in enumerate(things))

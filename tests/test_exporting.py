@@ -18,7 +18,7 @@ from support import equal
 
 import replicax as rx
 
-ROWS = jax.ShapeDtypeStruct((None, 3), jnp.float32)
+ROWS = jax.ShapeDtypeStruct(jax.export.symbolic_shape("batch, 3"), jnp.float32)
 X = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 
 
@@ -115,17 +115,18 @@ def test_arguments_and_their_sizes(tmp_path):
     with pytest.raises(ValueError, match="shape"):
         loaded(path).call({"x": [X[:2]], "n": np.int32(3)}, X[:2])
 
+    batch, size = jax.export.symbolic_shape("batch, size")
     signature = [
-        {"x": [f32((None, None))], "n": jax.ShapeDtypeStruct((), jnp.int32)},
-        f32((None, 1)),
+        {"x": [f32((batch, size))], "n": jax.ShapeDtypeStruct((), jnp.int32)},
+        f32((batch, 1)),
     ]
     rx.export(add, path, input_signature=signature)  # in the place of the other
     for rows, columns in ((2, 3), (4, 5)):
         ones = jnp.ones((rows, columns))
         require_same(path, add, {"x": [ones], "n": jnp.int32(1)}, ones[:, :1])
 
-    rows, columns = jax.export.symbolic_shape("rows, 2*half")
-    rx.export(lambda x, y: x.reshape(-1, 2).sum() + y, path, f32((rows, columns)), f32((None,)))
+    rows, columns, other = jax.export.symbolic_shape("rows, 2*half, other")
+    rx.export(lambda x, y: x.reshape(-1, 2).sum() + y, path, f32((rows, columns)), f32((other,)))
     equal(loaded(path).call(jnp.ones((3, 4)), jnp.ones(2)), [13.0, 13.0])
 
     rx.export(lambda: jnp.ones(2), path, input_signature=())
@@ -346,7 +347,7 @@ def test_flax_modules(strategy, tmp_path):
     for x, y in flax_models.shared(strategy, (flax_models.X, flax_models.Y)):
         strategy.run(flax_models.quick_step, args=(model, optimizer, metrics, x, y))
     path = tmp_path / "model"
-    rows = jax.ShapeDtypeStruct((None, 4), jnp.float32)
+    rows = jax.ShapeDtypeStruct(jax.export.symbolic_shape("batch, 4"), jnp.float32)
     with pytest.raises(ValueError, match="writes to variable"):
         rx.export(model, path, rows)  # which trains
     model.eval()

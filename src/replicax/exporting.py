@@ -51,9 +51,9 @@ def export(
         nothing on replicas, such as the forward pass. A Keras model or an NNX module will do.
       path: The file. One that is there is replaced, at once and as a whole.
       *args: Example arguments, or a `jax.ShapeDtypeStruct` in the place of each array.
-      input_signature: The same as one sequence; by default that of the `rx.function`. `None` in the
-        place of the first size of a shape is a batch of any size, the same in all arguments; in
-        another place it is a size of its own. `jax.export.symbolic_shape` can say more.
+      input_signature: The same as one sequence; by default that of the `rx.function`. A size that may
+        change from call to call, such as that of a batch, is a symbol of
+        `jax.export.symbolic_shape`.
       platforms: For which platforms the program is: "cpu", "cuda", "rocm", "tpu". By default the
         one in use.
 
@@ -64,7 +64,7 @@ def export(
     >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
     ...     weight = rx.Variable([1.0, 2.0])
     >>> path = pathlib.Path(tempfile.mkdtemp(), "model")
-    >>> rows = jax.ShapeDtypeStruct((None, 2), jnp.float32)
+    >>> rows = jax.ShapeDtypeStruct(jax.export.symbolic_shape("batch, 2"), jnp.float32)
     >>> _ = rx.export(lambda x: x @ weight.value, path, rows)
     >>> jax.export.deserialize(path.read_bytes()).call(jnp.ones((3, 2)))
     Array([3., 3., 3.], dtype=float32)
@@ -74,7 +74,7 @@ def export(
     _require_platforms(platforms)
     _require_outside()
     _bridges.load()
-    specs = _symbolic(signature, name)
+    specs = _specs(signature, name)
     jitted = jax.jit(_pure(called, name))
     jitted.trace(*specs)  # for errors of the function itself, before those of exporting it
     try:
@@ -161,8 +161,8 @@ def _require_outside() -> None:
         )
 
 
-def _symbolic(signature: tuple[Nest, ...], name: str) -> tuple[Nest, ...]:
-    """Return the arguments as shapes and dtypes, with symbols where a size is `None`."""
+def _specs(signature: tuple[Nest, ...], name: str) -> tuple[Nest, ...]:
+    """Return the arguments as shapes and dtypes; refuse what is no array."""
     found, structure = jax.tree_util.tree_flatten_with_path(signature)
     for at, leaf in found:
         ours = isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array))
@@ -172,19 +172,10 @@ def _symbolic(signature: tuple[Nest, ...], name: str) -> tuple[Nest, ...]:
                 f"{_kind(leaf)} as argument {jax.tree_util.keystr(at)}. Bind other values first, "
                 "with `functools.partial`; variables need not be given."
             )
-    sizes = [size for _, leaf in found for size in leaf.shape]
-    symbols = [size for size in sizes if jax_export.is_symbolic_dim(size)]
-    scope = symbols[0].scope if symbols else jax_export.SymbolicScope()
-
-    def symbol(index: int, axis: int) -> Any:
-        word = "batch" if axis == 0 else f"size_{index}_{axis}"
-        return jax_export.symbolic_shape(word, scope=scope)[0]
-
-    specs = []
-    for index, (_, leaf) in enumerate(found):
-        shape = [symbol(index, axis) if n is None else n for axis, n in enumerate(leaf.shape)]
-        dtype = canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
-        specs.append(jax.ShapeDtypeStruct(tuple(shape), dtype))
+    specs = [
+        jax.ShapeDtypeStruct(leaf.shape, canonicalize_dtype(leaf.dtype, allow_extended_dtype=True))
+        for _, leaf in found
+    ]
     return jax.tree.unflatten(structure, specs)
 
 

@@ -51,8 +51,8 @@ def export(
         nothing on replicas, such as the forward pass. A Keras model or an NNX module will do.
       path: The file. One that is there is replaced, at once and as a whole.
       *args: Example arguments, or a `jax.ShapeDtypeStruct` in the place of each array.
-      input_signature: The same as one sequence; by default that of the `rx.function`. A size that may
-        change from call to call, such as that of a batch, is a symbol of
+      input_signature: The same as one sequence; by default that of the `rx.function`. A size that
+        may change from call to call, such as that of a batch, is a symbol of
         `jax.export.symbolic_shape`.
       platforms: For which platforms the program is: "cpu", "cuda", "rocm", "tpu". By default the
         one in use.

@@ -89,6 +89,7 @@ def main(directory: Path, kills: int) -> None:
         max_to_keep=2,
         step_counter=optimizer.iterations,
         checkpoint_interval=4,
+        asynchronous=True,
     ) as manager:
         if manager.restore_or_initialize():
             rx.print(f"Going on after step {int(optimizer.iterations)} of {STEPS}.")

@@ -18,7 +18,12 @@ from replicax import (
     tpu,
 )
 from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
-from replicax.checkpoint import Checkpoint, CheckpointManager
+from replicax.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    checkpoints_iterator,
+    latest_checkpoint,
+)
 from replicax.cluster import ClusterSpec
 from replicax.collectives import (
     CrossDeviceOps,
@@ -101,6 +106,7 @@ __all__ = [
     "VariableSynchronization",
     "__version__",
     "audit",
+    "checkpoints_iterator",
     "cluster_resolver",
     "compat",
     "compute_average_loss",
@@ -117,6 +123,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "is_first_worker",
+    "latest_checkpoint",
     "metrics",
     "parts",
     "planning",

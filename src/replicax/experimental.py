@@ -16,6 +16,7 @@ from replicax.strategies import (
 from replicax.strategies import (
     ExperimentalTPUStrategy as TPUStrategy,
 )
+from replicax.termination import PreemptionCheckpointHandler, TerminationConfig
 
 CollectiveCommunication = CommunicationImplementation
 
@@ -29,6 +30,8 @@ __all__ = [
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
     "Optional",
+    "PreemptionCheckpointHandler",
     "TPUStrategy",
+    "TerminationConfig",
     "ValueContext",
 ]

@@ -49,11 +49,11 @@ def main(directory: Path) -> None:
     checkpoint = rx.Checkpoint(number=1, array=np.float32([1.0, 1.0]))
     with rx.CheckpointManager(checkpoint, run, max_to_keep=1) as manager:
         manager.save()
-        manager.wait()
+        manager.sync()
         checkpoint.number, checkpoint.array = 2, np.float32([2.0, 2.0])
         with photographer:
             manager.save()
-            manager.wait()
+            manager.sync()
     found = []
     for moment, name in enumerate(photographer.moments):
         other = rx.Checkpoint(number=0, array=np.float32([0.0, 0.0]))

@@ -17,6 +17,7 @@ from small_training import Training
 from support import components_equal, copies_equal, equal
 
 import replicax as rx
+from replicax.checkpoint import _files as files
 
 
 def saved(tmp_path, strategy, steps: int = 4) -> tuple[Training, str]:
@@ -553,3 +554,167 @@ def test_a_save_that_cannot_be_written_says_why(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(rx.errors.SaveFailed, match=r"/file cannot be listed: .*Not a directory"):
         rx.Checkpoint(a=1).save(tmp_path / "file" / "model")
+
+
+def test_attributes_that_are_set_later_are_restored_then(tmp_path, strategy):
+    def make(value):
+        with strategy.scope():
+            weight = rx.Variable(np.float32([value, value]))
+            optimizer = rx.Optimizer(optax.sgd(0.5, momentum=0.9))
+
+        def step():
+            strategy.run(lambda: optimizer.apply_gradients([(jnp.ones(2), weight)]))
+            return weight.numpy().tolist()
+
+        return weight, optimizer, step
+
+    weight, optimizer, step = make(1.0)
+    step()
+    original = rx.Checkpoint(nest=[weight, {"n": 3}], optimizer=optimizer, epoch=2, best=0.5)
+    path = original.save(tmp_path / "model")
+    expected = step()
+
+    weight, optimizer, step = make(5.0)
+    checkpoint = rx.Checkpoint(best=0.0)
+    report = checkpoint.restore(path)
+    assert (checkpoint.best, report.restored) == (0.5, ("best",))
+    assert {"epoch", "nest/0", "nest/1/n"} < set(report.unused)
+    # The optimizer comes before the variable that its slots are named after.
+    checkpoint.optimizer = optimizer
+    assert int(optimizer.iterations) == 1
+    assert report.deferred == ("optimizer/slots/[0].trace/nest/0",)
+    with pytest.raises(rx.errors.CheckpointMismatch, match=r"No object wants .*'epoch'"):
+        report.assert_consumed()
+    checkpoint.nest = [weight, {"n": 0}]
+    checkpoint.epoch = 0
+    assert (checkpoint.nest[1], checkpoint.epoch) == ({"n": 3}, 2)
+    assert report.unused == ()
+    checkpoint.epoch = 7  # once only
+    assert checkpoint.epoch == 7
+    assert step() == expected
+    report.assert_consumed()
+
+
+def test_what_is_set_later_and_does_not_fit_changes_nothing(tmp_path):
+    path = rx.Checkpoint(v=rx.Variable([1.0, 2.0]), w=rx.Variable(3.0)).save(tmp_path / "model")
+    checkpoint = rx.Checkpoint()
+    report = checkpoint.restore(path)
+    wrong = rx.Variable([7.0, 7.0, 7.0])
+    with pytest.raises(rx.errors.CheckpointMismatch, match=r"'v' is float32\[3\] now"):
+        checkpoint.v = wrong
+    with pytest.raises(AttributeError, match="no object 'v'"):
+        _ = checkpoint.v
+    equal(wrong.numpy(), [7.0, 7.0, 7.0])
+    assert report.unused == ("v", "w")
+    checkpoint.v = rx.Variable([0.0, 0.0])
+    equal(checkpoint.v.numpy(), [1.0, 2.0])
+    # Another restore, or a checkpoint that is gone, leaves nothing to wait for.
+    other = rx.Checkpoint(v=rx.Variable([5.0, 6.0])).save(tmp_path / "other")
+    checkpoint.restore(other)
+    checkpoint.w = rx.Variable(0.0)
+    assert float(checkpoint.w) == 0.0
+    fresh = rx.Checkpoint()
+    fresh.restore(path)
+    shutil.rmtree(path)
+    with pytest.raises(rx.errors.CheckpointNotFound, match="There is no checkpoint"):
+        fresh.w = rx.Variable(0.0)
+    fresh.other = 1  # nothing waits for it
+
+
+def test_what_is_set_later_is_restored_outside_of_run_only(tmp_path, two):
+    path = rx.Checkpoint(v=rx.Variable(1.0)).save(tmp_path / "model")
+    checkpoint = rx.Checkpoint()
+    checkpoint.restore(path)
+    with pytest.raises(rx.errors.ContextError, match="outside the function given to `run`"):
+        two.run(lambda: setattr(checkpoint, "v", rx.Variable(0.0)))
+
+
+def test_parts_that_are_missing_are_told_also_later(tmp_path):
+    path = rx.Checkpoint(a=[rx.Variable(1.0)], b=rx.Variable(2.0)).save(tmp_path / "model")
+    checkpoint = rx.Checkpoint(b=1.0)
+    report = checkpoint.restore(path)
+    assert report.missing == ("b",)
+    checkpoint.a = [rx.Variable(0.0), rx.Variable(9.0)]
+    equal([v.numpy() for v in checkpoint.a], [1.0, 9.0])
+    assert (report.missing, report.unused) == (("b", "a/1"), ("b",))
+    # One that was there when it was restored has had its turn: nothing is read any more.
+    shutil.rmtree(path)
+    for value in (3.0, rx.Variable(0.0)):
+        checkpoint.b = value
+    assert float(checkpoint.b) == 0.0
+    assert report.unused == ("b",)
+
+
+def test_writing_to_a_path_and_reading_it(tmp_path, strategy):
+    with strategy.scope():
+        weight = rx.Variable([1.0, 2.0])
+    checkpoint = rx.Checkpoint(weight=weight, n=1)
+    path = tmp_path / "deep" / "final"
+    assert checkpoint.write(path) == str(path)
+    checkpoint.save(tmp_path / "final")
+    weight.assign([3.0, 4.0])
+    checkpoint.read(path).assert_consumed()
+    equal(weight.numpy(), [1.0, 2.0])
+    assert checkpoint.save_counter == 1
+    # The next one takes its place.
+    checkpoint.n = 2
+    assert checkpoint.write(path) == str(path)
+    checkpoint.n = 3
+    checkpoint.read(path)
+    assert checkpoint.n == 2
+    assert [each.name for each in path.parent.iterdir()] == ["final"]
+
+
+def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
+    checkpoint = rx.Checkpoint(n=1)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for name in ("notes", "file"):
+        with pytest.raises(rx.errors.InvalidArgument, match="there is something else"):
+            checkpoint.write(tmp_path / name)
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(rx.errors.InvalidArgument, match="where there is no name"):
+        checkpoint.write(f"{tmp_path}/")
+    with pytest.raises(rx.errors.InvalidType, match="A checkpoint has a path; got None"):
+        checkpoint.read(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("then", ["read", "write"])
+def test_a_writer_that_was_killed_while_it_replaced_a_checkpoint(tmp_path, then):
+    """Between two renames: the old one is aside, and the new one has no name yet."""
+    path, checkpoint = tmp_path / "final", rx.Checkpoint(n=1)
+    for checkpoint.n, name in ((1, "replaced"), (2, "checkpoint")):
+        checkpoint.write(tmp_path / name)
+    (workplace := tmp_path / "final.writing-0a1b").mkdir()
+    for name in ("replaced", "checkpoint"):
+        (tmp_path / name).rename(workplace / name)
+    checkpoint.n = 3
+    if then == "write":
+        checkpoint.write(path)
+        assert [each.name for each in tmp_path.iterdir()] == ["final"]
+        checkpoint.n = 0
+    checkpoint.read(path)
+    assert checkpoint.n == (3 if then == "write" else 2)
+
+
+def test_a_reader_leaves_a_writer_alone_that_is_replacing_a_checkpoint(tmp_path, monkeypatch):
+    path, checkpoint = tmp_path / "final", rx.Checkpoint(n=1)
+    checkpoint.write(path)
+    workplace = tmp_path / "final.writing-0a1b"
+    workplace.mkdir()
+    monkeypatch.setattr(files, "_REPLACEMENT_LOOKS", 3)
+    with files._locked(workplace):
+        path.rename(workplace / "replaced")
+        (workplace / "checkpoint").mkdir()
+        with pytest.raises(rx.errors.CheckpointNotFound):
+            checkpoint.read(path)
+        assert (workplace / "checkpoint").exists()
+
+
+def test_options_of_tensorflow_are_accepted(tmp_path):
+    checkpoint = rx.Checkpoint(n=1)
+    path = checkpoint.save(tmp_path / "model", options=object())
+    checkpoint.restore(path, options=object())
+    checkpoint.read(checkpoint.write(tmp_path / "exact", options=object()), options=object())
+    manager = rx.CheckpointManager(checkpoint, tmp_path / "run")
+    assert manager.save(options=object()) == manager.latest_checkpoint

@@ -44,7 +44,7 @@ def test_the_latest_are_kept(tmp_path, asynchronous):
         assert manager.restore_or_initialize() == str(tmp_path / "ckpt-4")
         assert (other.epoch, other.save_counter) == (3, 4)
         manager.save()
-        manager.wait()
+        manager.sync()
         assert names(manager) == ["ckpt-3", "ckpt-4", "ckpt-5"]
         manager.save(12)
     assert names(manager)[-1] == "ckpt-12"
@@ -124,15 +124,14 @@ def test_what_is_saved_is_the_state_of_that_moment(tmp_path, strategy, gate):
     step = rx.function(lambda: strategy.run(replica))
     array = np.zeros(3)
     checkpoint = rx.Checkpoint(weight=weight, count=count, array=array)
-    with rx.CheckpointManager(checkpoint, tmp_path) as manager:
+    with rx.CheckpointManager(checkpoint, tmp_path, asynchronous=True) as manager:
         step()
         path = manager.save()
-        assert manager.latest is None
+        assert not Path(path or "").exists()
         for _ in range(5):
             step()
         array += 1.0
         gate.set()
-        manager.wait()
         assert manager.latest == path
     checkpoint.restore(path)
     equal(weight.numpy(), np.ones(1000))
@@ -150,8 +149,16 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path, 
 
     monkeypatch.setattr(files, "write", write_or_fail)
     checkpoint = rx.Checkpoint(epoch=1)
-    manager = rx.CheckpointManager(checkpoint, tmp_path)
-    for call in (manager.save, manager.wait, manager.restore_or_initialize, manager.close):
+    manager = rx.CheckpointManager(checkpoint, tmp_path, asynchronous=True)
+    for call in (
+        manager.save,
+        manager.sync,
+        manager.restore_or_initialize,
+        manager.close,
+        checkpoint.sync,
+        lambda: manager.latest_checkpoint,
+        lambda: manager.checkpoints,
+    ):
         manager.save()
         with pytest.raises(rx.errors.SaveFailed, match="OSError: the disk is full") as raised:
             call()
@@ -176,31 +183,29 @@ def test_a_worker_that_takes_long_to_write_says_so(tmp_path, gate, monkeypatch):
                 gate.set()
             return [value, None]
 
-    manager = rx.CheckpointManager(rx.Checkpoint(epoch=1), tmp_path)
+    manager = rx.CheckpointManager(rx.Checkpoint(epoch=1), tmp_path, asynchronous=True)
     manager.save()
     with monkeypatch.context() as patched:
         patched.setattr(cluster, "session", Session)
-        manager.wait()
+        manager.sync()
     assert told[:3] == ["busy"] * 3
     assert told[-1] == "done"
 
 
 def test_a_program_that_ends_waits_for_what_is_written(tmp_path, run_python):
     code = f"""
-        import numpy as np, replicax as rx
+        import os, numpy as np, replicax as rx
         checkpoint = rx.Checkpoint(array=np.ones(1_000_000))
-        manager = rx.CheckpointManager(checkpoint, {str(tmp_path)!r})
-        manager.save()
-        print(manager.latest)
+        manager = rx.CheckpointManager(checkpoint, {str(tmp_path)!r}, asynchronous=True)
+        print(os.path.exists(manager.save()))
     """
-    latest = None if writing.IN_BACKGROUND else tmp_path / "ckpt-1"
-    assert run_python(code).stdout.strip() == str(latest)
+    assert run_python(code).stdout.strip() == str(not writing.IN_BACKGROUND)
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt-1"]
 
 
 def test_a_program_that_ends_says_what_it_waits_for(tmp_path, gate, monkeypatch, capsys):
     monkeypatch.setattr(writing, "_PATIENCE_SECONDS", 0.05)
-    manager = rx.CheckpointManager(rx.Checkpoint(n=1), tmp_path)
+    manager = rx.CheckpointManager(rx.Checkpoint(n=1), tmp_path, asynchronous=True)
     manager.save()
     threading.Timer(0.2, gate.set).start()
     writing._finish_all()
@@ -227,7 +232,8 @@ def test_a_program_that_ends_is_told_of_a_save_that_failed(tmp_path, run_python)
         def fail(*args):
             raise OSError("the disk is full")
         files.write = fail
-        rx.CheckpointManager(rx.Checkpoint(epoch=1), {str(tmp_path)!r}).save()
+        checkpoint = rx.Checkpoint(epoch=1)
+        rx.CheckpointManager(checkpoint, {str(tmp_path)!r}, asynchronous=True).save()
     """
     assert "ckpt-1 was not written: OSError('the disk is full')" in run_python(code).stderr
 
@@ -259,13 +265,18 @@ def test_two_save_at_once(tmp_path):
     """In directories of their own, and in one; by managers and by a checkpoint."""
     array = np.arange(300_000.0)
     for _ in range(2):
-        first = rx.CheckpointManager(rx.Checkpoint(x=array), tmp_path / "a")
-        second = rx.CheckpointManager(rx.Checkpoint(n=1), tmp_path / "b")
-        third = rx.CheckpointManager(rx.Checkpoint(x=array + 1), tmp_path / "." / "a")
+        first, second, third = (
+            rx.CheckpointManager(rx.Checkpoint(**objects), place, asynchronous=True)
+            for objects, place in (
+                ({"x": array}, tmp_path / "a"),
+                ({"n": 1}, tmp_path / "b"),
+                ({"x": array + 1}, tmp_path / "." / "a"),
+            )
+        )
         paths = [each.save() for each in (first, second, third)]
         paths.append(rx.Checkpoint(n=3).save(tmp_path / "b" / "best"))
         for each in (first, second, third):
-            each.wait()
+            each.sync()
         assert len(set(paths)) == 4
         for path, offset in ((paths[0], 0.0), (paths[2], 1.0)):
             restored = rx.Checkpoint(x=np.zeros_like(array))
@@ -290,14 +301,12 @@ def test_what_somebody_else_writes_is_left_alone(tmp_path):
 def test_a_run_that_is_tried_again_goes_on_from_what_was_being_written(tmp_path, gate):
     def train(fails: bool) -> int:
         checkpoint = rx.Checkpoint(n=0, x=np.zeros(1000))
-        with rx.CheckpointManager(checkpoint, tmp_path) as manager:
+        with rx.CheckpointManager(checkpoint, tmp_path, asynchronous=True) as manager:
             manager.restore_or_initialize()
             begun = checkpoint.n
             checkpoint.n += 1
-            path = manager.save()
+            manager.save()
             if fails:
-                with pytest.raises(rx.errors.CheckpointNotFound, match="still being written"):
-                    checkpoint.restore(path)
                 threading.Timer(0.2, gate.set).start()
                 raise RuntimeError("a bad step")
         return begun
@@ -305,6 +314,96 @@ def test_a_run_that_is_tried_again_goes_on_from_what_was_being_written(tmp_path,
     with pytest.raises(RuntimeError, match="a bad step"):
         train(fails=True)
     assert train(fails=False) == 1
+
+
+def test_what_is_being_written_can_be_restored(tmp_path, gate):
+    checkpoint = rx.Checkpoint(n=1)
+    manager = rx.CheckpointManager(checkpoint, tmp_path, asynchronous=True)
+    path = manager.save()
+    checkpoint.n = 2
+    threading.Timer(0.2, gate.set).start()
+    checkpoint.restore(path)
+    assert checkpoint.n == 1
+    manager.save()
+    assert rx.latest_checkpoint(tmp_path) == str(tmp_path / "ckpt-2")
+    manager.close()
+
+
+def test_a_save_is_complete_when_it_returns(tmp_path, strategy):
+    with strategy.scope():
+        weight = rx.Variable([1.0, 2.0])
+    checkpoint = rx.Checkpoint(weight=weight)
+    manager = rx.CheckpointManager(checkpoint, tmp_path / "managed")
+    for save in (manager.save, lambda: checkpoint.save(tmp_path / "alone" / "model")):
+        path = Path(save() or "")
+        assert (path / "manifest").is_dir()
+        assert rx.latest_checkpoint(path.parent) == str(path)
+    assert manager.latest_checkpoint == str(tmp_path / "managed" / "ckpt-1")
+    checkpoint.sync()
+    manager.sync()
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_save_that_fails_is_raised_once(tmp_path, monkeypatch, asynchronous):
+    def fail(*args):
+        raise OSError("the disk is full")
+
+    step = rx.Variable(0)
+    checkpoint = rx.Checkpoint(step=step)
+    manager = rx.CheckpointManager(
+        checkpoint,
+        tmp_path,
+        step_counter=step,
+        checkpoint_interval=100,
+        asynchronous=asynchronous,
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write", fail)
+        if asynchronous:
+            manager.save()
+        with pytest.raises(rx.errors.SaveFailed, match="the disk is full"):
+            checkpoint.sync() if asynchronous else manager.save()
+    manager.sync()
+    assert manager.save() is not None  # due at once
+    assert manager.latest == str(tmp_path / "ckpt-2")
+
+
+def test_one_is_kept_every_few_hours(tmp_path, monkeypatch):
+    """A checkpoint every half hour, of which the latest two are kept, and one every two hours."""
+    begin, clock = 1_000_000.0, [1_000_000.0]
+    monkeypatch.setattr("time.time", lambda: clock[0])
+    checkpoint = rx.Checkpoint(n=1)
+
+    def manage(**options):
+        return rx.CheckpointManager(checkpoint, tmp_path, 2, **options)
+
+    manager = manage(keep_checkpoint_every_n_hours=2)
+    write = files.write
+
+    def write_now(path, *args):
+        write(path, *args)
+        os.utime(path, (clock[0], clock[0]))
+
+    monkeypatch.setattr(files, "write", write_now)
+    for number in range(1, 17):
+        clock[0] = begin + number * 1800.0
+        manager.save()
+        if number % 3 == 0:  # what is known outlives the process
+            manager = manage(keep_checkpoint_every_n_hours=2)
+    assert names(manager) == ["ckpt-15", "ckpt-16"]
+    kept = sorted(int(path.name.partition("-")[2]) for path in tmp_path.glob("ckpt-*"))
+    assert kept == [4, 8, 12, 15, 16]
+    # One that keeps nothing for good removes nothing that another one has kept.
+    other = manage()
+    other.save()
+    assert names(other) == ["ckpt-16", "ckpt-17"]
+    assert (tmp_path / "ckpt-4").exists()
+    checkpoint.restore(tmp_path / "ckpt-4")
+    (tmp_path / "ckpt.kept.json").write_text("{")
+    with pytest.raises(rx.errors.CheckpointError, match=r"ckpt\.kept\.json cannot be read"):
+        _ = other.checkpoints
+    with pytest.raises(rx.errors.InvalidArgument, match="must be a positive number; got 0"):
+        manage(keep_checkpoint_every_n_hours=0)
 
 
 @pytest.fixture
@@ -317,15 +416,15 @@ def interruptible():
 
 def test_a_wait_that_is_interrupted_can_be_repeated(tmp_path, gate, interruptible):
     checkpoint = rx.Checkpoint(n=1)
-    manager = rx.CheckpointManager(checkpoint, tmp_path)
+    manager = rx.CheckpointManager(checkpoint, tmp_path, asynchronous=True)
     manager.save()
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        manager.wait()
+        manager.sync()
     gate.set()
     checkpoint.n = 2
     manager.save()
-    manager.wait()
+    manager.sync()
     assert names(manager) == ["ckpt-1", "ckpt-2"]
 
 
@@ -351,7 +450,11 @@ def test_a_save_that_failed_is_raised_before_the_next_is_due(tmp_path, monkeypat
 
     step = rx.Variable(0)
     manager = rx.CheckpointManager(
-        rx.Checkpoint(step=step), tmp_path, step_counter=step, checkpoint_interval=100
+        rx.Checkpoint(step=step),
+        tmp_path,
+        step_counter=step,
+        checkpoint_interval=100,
+        asynchronous=True,
     )
     with monkeypatch.context() as patched:
         patched.setattr(files, "write", fail)
@@ -390,7 +493,7 @@ def test_an_old_one_that_stays_is_no_failure(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(files, "remove", fail)
-    manager = rx.CheckpointManager(rx.Checkpoint(n=1), tmp_path, 1, asynchronous=False)
+    manager = rx.CheckpointManager(rx.Checkpoint(n=1), tmp_path, 1)
     manager.save()
     with pytest.warns(RuntimeWarning, match=r"was written, but the old one .*ckpt-1 could not"):
         manager.save()
@@ -417,8 +520,8 @@ def test_arguments_that_mean_nothing(tmp_path):
     for prefix in ("", ".", "..", f"{tmp_path}/"):
         with pytest.raises(rx.errors.InvalidArgument, match="where there is no name"):
             checkpoint.save(prefix)
-    with pytest.raises(rx.errors.InvalidType, match="`latest` of a manager is None where"):
-        checkpoint.restore(None)  # type: ignore[arg-type]
+    with pytest.raises(rx.errors.InvalidType, match="A checkpoint has a path; got 3"):
+        checkpoint.restore(3)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import cpus
+from conftest import STRATEGIES, cpus
 from keras_models import keras, layers
 from support import equal
 
@@ -50,7 +50,8 @@ def fitted(tmp_path_factory) -> tuple[str, list[np.ndarray], list[float], list[n
     fit(model)
     before = state(model)
     checkpoint = rx.Checkpoint(model=model, epoch=2)
-    with rx.CheckpointManager(checkpoint, tmp_path_factory.mktemp("fitted")) as manager:
+    directory = tmp_path_factory.mktemp("fitted")
+    with rx.CheckpointManager(checkpoint, directory, asynchronous=True) as manager:
         path = manager.save()
         losses = fit(model)
     assert path is not None
@@ -103,15 +104,103 @@ def test_parts_of_a_custom_loop(tmp_path, two):
 
 def test_what_is_not_built_says_what_to_do(tmp_path):
     model = build(0)
-    optimizer = keras.optimizers.Adam()
+
+    def make():
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+
+    optimizer = make()
     optimizer.build(model.trainable_variables)
     path = rx.Checkpoint(model=model, optimizer=optimizer).save(tmp_path / "model")
-    checkpoint = rx.Checkpoint(model=model, optimizer=keras.optimizers.Adam())
+    checkpoint = rx.Checkpoint(model=model, optimizer=make())
     with pytest.raises(rx.errors.CheckpointMismatch, match=r"'optimizer' has no slots yet.*build"):
         checkpoint.restore(path)
     unbuilt = keras.Sequential([layers.Dense(5)])
     with pytest.raises(rx.errors.CheckpointMismatch, match=r"'model' has no variables yet.*build"):
         rx.Checkpoint(model=unbuilt).restore(path)
+
+
+def custom_loop(strategy: rx.Strategy, seed: int, compiled: bool = False):
+    """A model and an optimizer that is not built, and a step that trains one by the other."""
+    with strategy.scope():
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential([layers.Input((4,)), layers.Dense(2)])
+        optimizer = keras.optimizers.Adam(0.01 * seed)
+
+    def replica():
+        gradients = [v.value for v in model.trainable_variables]
+        optimizer.apply(gradients, model.trainable_variables)
+
+    def step():
+        strategy.run(replica)
+
+    run = rx.function(step) if compiled else step
+
+    def state():
+        return [np.asarray(v.value) for v in (*model.variables, *optimizer.variables)]
+
+    return rx.Checkpoint(model=model, optimizer=optimizer), run, state
+
+
+def test_slots_of_an_optimizer_are_restored_when_it_makes_them(tmp_path, strategy):
+    slots_are_restored(tmp_path, strategy, compiled=False)
+
+
+@pytest.mark.parametrize("name", ["default", "mirrored 1", "mirrored 2"])
+def test_slots_of_an_optimizer_are_restored_while_a_program_is_traced(tmp_path, name):
+    slots_are_restored(tmp_path, STRATEGIES[name](), compiled=True)
+
+
+def slots_are_restored(tmp_path, strategy: rx.Strategy, compiled: bool) -> None:
+    checkpoint, step, state = custom_loop(strategy, 1)
+    for _ in range(3):
+        step()
+    path = checkpoint.save(tmp_path / "model")
+    for _ in range(2):
+        step()
+    other, step, other_state = custom_loop(strategy, 2, compiled)
+    report = other.restore(path)
+    assert len(report.deferred) == 4
+    assert report.missing == report.unused == ()
+    assert int(other.optimizer.iterations.value) == 3
+    # What waits is saved too, should the next checkpoint come first.
+    again = other.save(tmp_path / "model")
+    for _ in range(2):
+        step()
+    report.assert_consumed()
+    for ours, theirs in zip(other_state(), state(), strict=True):
+        equal(ours, theirs, 1e-6 if compiled else 0)
+    third, step, third_state = custom_loop(strategy, 3)
+    third.restore(again)
+    with strategy.scope():
+        third.optimizer.build(third.model.trainable_variables)
+    for _ in range(2):
+        step()
+    for ours, theirs in zip(third_state(), state(), strict=True):
+        equal(ours, theirs, 0)
+
+
+def test_slots_that_do_not_fit_are_told_when_they_are_made(tmp_path, two):
+    checkpoint, step, _ = custom_loop(two, 1)
+    step()
+    path = checkpoint.save(tmp_path / "model")
+    with two.scope():
+        optimizer = keras.optimizers.Adam()
+        other = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
+    waiting = rx.Checkpoint()
+    report = waiting.restore(path)
+    waiting.optimizer = optimizer
+    assert len(report.deferred) == 4
+    with pytest.raises(rx.errors.CheckpointMismatch, match=r"is float32\[3, 2\] now"):
+        optimizer.build(other.trainable_variables)
+    # A checkpoint without slots leaves nothing to wait for.
+    fresh, _, _ = custom_loop(two, 1)
+    without = fresh.save(tmp_path / "fresh")
+    with two.scope():
+        optimizer = keras.optimizers.Adam()
+    rx.Checkpoint(optimizer=optimizer).restore(path)
+    rx.Checkpoint(optimizer=optimizer).restore(without).assert_existing_objects_matched()
+    optimizer.build(other.trainable_variables)
+    equal(optimizer.variables[2].value, np.zeros((3, 2)))
 
 
 def heads(*names: str | None) -> keras.Model:
@@ -160,7 +249,7 @@ def test_layers_in_layers_are_found_again(tmp_path):
 
 def test_saved_after_every_step_of_a_fit(tmp_path, two):
     model = compiled(two, 0)
-    manager = rx.CheckpointManager(rx.Checkpoint(model=model), tmp_path, None)
+    manager = rx.CheckpointManager(rx.Checkpoint(model=model), tmp_path, None, asynchronous=True)
     bare = rx.Checkpoint(kernel=model.layers[0].kernel)
     seen = []
 

@@ -24,11 +24,14 @@ from replicax.checkpoint import _files as files
 def going_on(strategy, directory):
     """Saved by two workers in the middle of the second epoch; the test goes on from there too."""
     training = Training(strategy, compiled=True)
-    with rx.CheckpointManager(training.checkpoint, directory / "shared", max_to_keep=1) as manager:
+    with rx.CheckpointManager(
+        training.checkpoint, directory / "shared", max_to_keep=1, asynchronous=True
+    ) as manager:
         training.steps(2)
         manager.save()
         training.steps(2)
         path = manager.save()
+        latest = manager.latest_checkpoint  # waited for, on both
         training.steps(4)
     expected = training.state()
     again = Training(strategy, compiled=True)
@@ -36,7 +39,7 @@ def going_on(strategy, directory):
     restored = manager.restore_or_initialize()
     again.steps(4)
     return {
-        "same path": restored == path,
+        "same path": restored == path == latest,
         "kept": [Path(each).name for each in manager.checkpoints],
         "expected": expected,
         "again": again.state(),
@@ -64,6 +67,74 @@ def paths_of_their_own(strategy, directory, worker):
     if worker != 0:
         shutil.rmtree(own)
     return {"seen": seen, "name": Path(path).name}
+
+
+def as_in_the_tutorials(strategy, directory, worker):
+    """All save by managers, the first where it counts, and the others remove what they have saved.
+
+    Twice, as by a program that is started again.
+    """
+    place = directory / "tutorial"
+    own = place if worker == 0 else place / f"workertemp_{worker}"
+    seen = []
+    for _ in range(2):
+        with strategy.scope():
+            weight = rx.Variable([0.0, 0.0])
+            epoch = rx.Variable(0)
+        checkpoint = rx.Checkpoint(weight=weight, epoch=epoch)
+        latest = rx.latest_checkpoint(place)
+        seen.append(latest and Path(latest).name)
+        checkpoint.restore(latest)
+        manager = rx.CheckpointManager(checkpoint, own, max_to_keep=1)
+        for _ in range(2):
+            strategy.run(lambda: None)
+            epoch.assign_add(1)
+            weight.assign_add([1.0, 2.0])
+            manager.save()
+            if worker != 0:
+                shutil.rmtree(own)
+    return [*seen, weight.numpy().tolist()]
+
+
+def later(strategy, directory):
+    """Attributes that are set after the restore; and a path without a number."""
+    with strategy.scope():
+        weight, other = rx.Variable([1.0, 2.0]), rx.Variable([0.0, 0.0])
+    path = rx.Checkpoint(weight=weight, n=3).write(directory / "exact")
+    again = rx.Checkpoint(weight=weight, n=4).write(directory / "exact")
+    checkpoint = rx.Checkpoint()
+    report = checkpoint.read(path)
+    unused = report.unused
+    checkpoint.weight = other
+    checkpoint.n = 0
+    report.assert_consumed()
+    return [path == again, unused, other.numpy().tolist(), checkpoint.n]
+
+
+def while_it_is_written(strategy, directory):
+    """Restored before it is complete; the other worker has no thread to wait for."""
+    with strategy.scope():
+        weight = rx.Variable(np.arange(300_000.0, dtype=np.float32))
+    checkpoint = rx.Checkpoint(weight=weight, n=1)
+    manager = rx.CheckpointManager(checkpoint, directory / "pending", asynchronous=True)
+    path = manager.save()
+    weight.assign_add(np.ones(300_000, np.float32))
+    checkpoint.n = 2
+    checkpoint.restore(path).assert_consumed()
+    manager.save()
+    checkpoint.sync()
+    last = rx.latest_checkpoint(directory / "pending")
+    return [checkpoint.n, float(weight.numpy()[-1]), last and Path(last).name]
+
+
+def nothing_for_one(strategy, directory, worker):
+    """One of them has found no checkpoint; and then both have not."""
+    checkpoint = rx.Checkpoint(n=1)
+    path = checkpoint.save(directory / "half")
+    told = message_of(
+        rx.errors.CheckpointMismatch, lambda: checkpoint.restore(path if worker == 0 else None)
+    )
+    return [told, checkpoint.restore(None).path]
 
 
 def positions_of_their_own(strategy, directory):
@@ -113,20 +184,26 @@ def contents_that_differ(strategy, directory, worker):
 
 
 def one_cannot_write(strategy, directory, worker):
-    """In the background; both are told by their next call."""
+    """In the background, both are told by their next call; otherwise by the same one."""
     write = files.write
 
     def fail(*args):
         raise OSError("the disk is full")
 
     files.write = fail
-    manager = rx.CheckpointManager(rx.Checkpoint(steps=1), directory / "full")
+    checkpoint = rx.Checkpoint(steps=1)
+    manager = rx.CheckpointManager(checkpoint, directory / "full", asynchronous=True)
     manager.save()
     told = message_of(rx.errors.SaveFailed, manager.save)
+    at_once = message_of(rx.errors.SaveFailed, lambda: checkpoint.save(directory / "full" / "a"))
     files.write = write
     manager.save()
     manager.close()
-    return {"told": told, "afterwards": [Path(path).name for path in manager.checkpoints]}
+    return {
+        "told": told,
+        "at once": at_once,
+        "afterwards": [Path(path).name for path in manager.checkpoints],
+    }
 
 
 def one_cannot_read(strategy, directory, worker):
@@ -148,6 +225,10 @@ def main(directory: Path) -> None:
         "going on": going_on(strategy, directory),
         "from one process": from_one_process(strategy, directory),
         "own paths": paths_of_their_own(strategy, directory, worker),
+        "tutorials": as_in_the_tutorials(strategy, directory, worker),
+        "later": later(strategy, directory),
+        "pending": while_it_is_written(strategy, directory),
+        "nothing for one": nothing_for_one(strategy, directory, worker),
         "own positions": positions_of_their_own(strategy, directory),
         "divided": arrays_over_both(strategy, directory),
         "different": contents_that_differ(strategy, directory, worker),

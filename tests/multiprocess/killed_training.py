@@ -84,7 +84,9 @@ def main(directory: Path, moments: list[str]) -> None:
     checkpoint = rx.Checkpoint(
         weight=weight, seen=seen, step=step_count, optimizer=optimizer, data=iterator
     )
-    manager = rx.CheckpointManager(checkpoint, directory / "checkpoints", max_to_keep=1)
+    manager = rx.CheckpointManager(
+        checkpoint, directory / "checkpoints", max_to_keep=1, asynchronous=True
+    )
     path = manager.restore_or_initialize()
     print(f"begins at step {int(step_count)}, {path and Path(path).name}", flush=True)
     saves = 0
@@ -97,7 +99,7 @@ def main(directory: Path, moments: list[str]) -> None:
             killer.at("before")
             manager.save()
             killer.at("during")
-            manager.wait()
+            manager.sync()
             killer.at("after")
     manager.close()
     print(f"weight {weight.numpy().tobytes().hex()}", flush=True)

@@ -80,6 +80,25 @@ def test_workers_may_save_to_paths_of_their_own(results):
     assert told == {"seen": [[7.0, [2**40 + i for i in range(4)], 1]] * 2, "name": "own-1"}
 
 
+def test_workers_save_as_the_tutorials_do(results):
+    assert both(results, "tutorials") == [None, "ckpt-2", [4.0, 8.0]]
+    assert [path.name for path in (results[0] / "tutorial").iterdir()] == ["ckpt-4"]
+
+
+def test_attributes_that_are_set_later_are_restored_on_all_workers(results):
+    assert both(results, "later") == [True, ["weight", "n"], [1.0, 2.0], 4]
+
+
+def test_what_is_being_written_is_waited_for_by_all_workers(results):
+    assert both(results, "pending") == [1, 299_999.0, "ckpt-2"]
+
+
+def test_a_checkpoint_that_only_some_have_found_is_told(results):
+    told, path = both(results, "nothing for one")
+    assert "Some workers have a checkpoint to restore, and worker 1 got None." in told
+    assert path is None
+
+
 def test_each_worker_goes_on_with_its_own_data(results):
     directory = results[0]
     told = both(results, "own positions")
@@ -110,7 +129,8 @@ def test_what_one_cannot_write_all_are_told(results):
     told = both(results, "unwritten")
     assert "worker 0 could not write the checkpoint" in told["told"]
     assert "OSError: the disk is full" in told["told"]
-    assert told["afterwards"] == ["ckpt-2"]
+    assert told["told"].partition(": OSError")[2] == told["at once"].partition(": OSError")[2]
+    assert told["afterwards"] == ["ckpt-3"]
 
 
 def test_what_one_cannot_read_nobody_restores(results):

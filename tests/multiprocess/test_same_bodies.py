@@ -16,6 +16,7 @@ ALL = [
     "tests/execution",
     "tests/input",
     "tests/checkpoint",
+    "tests/termination",
     "tests/integrations",
     "tests/parity/test_captured_values.py",
     "tests/parity/test_programs_as_they_are.py",
@@ -27,7 +28,8 @@ ALL = [
     "tests/test_metrics.py",
 ]
 # The same without what takes longest to compile, and has nothing to do with devices.
-BASE = [tests for tests in ALL if tests not in ("tests/integrations", "tests/checkpoint")]
+LONG = ("tests/integrations", "tests/checkpoint", "tests/termination")
+BASE = [tests for tests in ALL if tests not in LONG]
 # With more workers than cores it takes long: those that compare with one device on the whole batch.
 TRAINING = "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_whole_batch"
 

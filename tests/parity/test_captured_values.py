@@ -193,3 +193,19 @@ def test_a_value_that_leaves_a_branch_gets_a_note(two):
     with two.scope(), pytest.raises(TypeError) as caught:
         step()
     assert "Put the loop inside `run`" in "\n".join(caught.value.__notes__)
+
+
+# What is taken apart.
+
+
+@pytest.mark.one_process
+def test_components_are_put_together_without_a_word(strategy, execution):
+    own = strategy.run(lambda x: x * 2, args=(per_replica(strategy, numbers(strategy)),))
+    components = strategy.experimental_local_results(own)
+    if strategy.topology.logical_devices_per_replica > 1:
+        with pytest.raises(ValueError, match="incompatible devices"):  # a mesh of devices each
+            jnp.concatenate(components)
+        return
+    equal(jnp.concatenate(components), np.concatenate([2 * x for x in numbers(strategy)]))
+    devices = [component.devices() for component in components]
+    assert devices == [{device} for device in strategy.extended.worker_devices]

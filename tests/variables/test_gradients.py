@@ -8,6 +8,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from support import components_equal, equal, per_replica
 
@@ -281,6 +282,7 @@ def test_repeated_steps_reuse_one_program_also_with_custom_derivatives():
     assert len(_derivatives._programs) == before + 1
 
 
+@pytest.mark.filterwarnings("ignore::replicax.errors.PerformanceHint")
 def test_a_function_that_is_always_new_does_not_compile_for_ever():
     weight = rx.Variable(3.0)
 
@@ -299,8 +301,10 @@ def test_refused(two):
         rx.value_and_grad(lambda: weight, [weight, 3.0])
     with pytest.raises(TypeError, match="int32, which has no gradient"):
         rx.grad(lambda: weight * count, [weight, count])
-    with pytest.raises(ValueError, match="being differentiated"):
-        rx.grad(lambda: rx.Variable(1.0) * weight, weight)()
+    with pytest.raises(ValueError, match=r"no variables yet. Build it first, or pass a function"):
+        rx.value_and_grad(lambda: weight, [])
+    with pytest.raises(ValueError, match="no variables yet"):
+        rx.value_and_grad(lambda: weight, lambda: [])()
     with pytest.raises(TypeError, match="scalar"):
         rx.grad(lambda: weight * jnp.ones(2), weight)()
 
@@ -408,3 +412,77 @@ def test_programs_keep_no_batch_alive():
     del batch
     gc.collect()
     assert reference() is None
+
+
+# Variables that the differentiated function makes.
+
+
+class Lazy:
+    """A model that makes its weights when it is first called."""
+
+    def __init__(self):
+        self.weights = {}
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        if not self.weights:
+            self.weights = {"w": rx.Variable(np.float32([2.0, 3.0])), "b": rx.Variable(1.0)}
+        return jnp.sum(x * self.weights["w"]) ** 2 + self.weights["b"]
+
+
+@pytest.mark.parametrize("function", [rx.grad, rx.value_and_grad])
+def test_a_model_is_built_by_its_first_call(strategy, function):
+    model = Lazy()
+    own = per_replica(
+        strategy, [np.float32([r + 1.0, 1.0]) for r in range(strategy.num_replicas_in_sync)]
+    )
+
+    def replica_step(x):
+        result = function(model, lambda: model.weights)(x)
+        return result if function is rx.grad else result[1]
+
+    for _ in range(2):
+        gradients = strategy.run(replica_step, args=(own,))
+        expected = [2 * (2.0 * (r + 1) + 3) for r in range(strategy.num_replicas_in_sync)]
+        components_equal(
+            strategy,
+            gradients["w"],
+            [np.float32([(r + 1) * e, e]) for r, e in enumerate(expected)],
+        )
+        components_equal(strategy, gradients["b"], [1.0] * strategy.num_replicas_in_sync)
+    if strategy.num_replicas_in_sync == 1:
+        calls = model.calls
+        function(model, lambda: model.weights)(jnp.ones(2))
+        assert model.calls == calls + 1  # no further call once it is built
+
+
+def test_what_the_first_try_wrote_is_not_written_twice(strategy):
+    with strategy.scope():
+        count = rx.Variable(0.0, aggregation="MEAN")
+    model = Lazy()
+
+    def loss(x):
+        count.assign_add(1.0)
+        return model(x)
+
+    strategy.run(lambda: rx.grad(loss, lambda: model.weights)(jnp.ones(2)))
+    equal(count.numpy(), 1.0)
+
+
+def test_an_optimizer_asks_for_the_same_variables(strategy):
+    model = Lazy()
+    with strategy.scope():
+        optimizer = rx.Optimizer(optax.sgd(0.01))
+
+    def replica_step():
+        variables = lambda: model.weights  # noqa: E731
+        loss, gradients = rx.value_and_grad(lambda: model(jnp.ones(2)), variables)()
+        optimizer.apply_gradients(gradients, variables)
+        return loss
+
+    strategy.run(replica_step)
+    rate = 0.01 * strategy.num_replicas_in_sync
+    equal(model.weights["w"].numpy(), [2.0 - rate * 10, 3.0 - rate * 10])
+    strategy.run(lambda: optimizer.minimize(lambda: model(jnp.ones(2)), lambda: model.weights))
+    assert int(optimizer.iterations) == 2

@@ -1,6 +1,7 @@
 """Checkpoints: what they hold of objects, how they are saved and restored, who keeps which."""
 
-from replicax.checkpoint._checkpoint import Checkpoint
+from replicax.checkpoint._checkpoint import Checkpoint, require_outside
+from replicax.checkpoint._finding import checkpoints_iterator, latest_checkpoint
 from replicax.checkpoint._inventory import part_of, placed
 from replicax.checkpoint._manager import CheckpointManager
 from replicax.checkpoint._parts import (
@@ -26,7 +27,10 @@ __all__ = [
     "RestoreReport",
     "TakenApart",
     "ValuePart",
+    "checkpoints_iterator",
+    "latest_checkpoint",
     "part_of",
     "placed",
     "register",
+    "require_outside",
 ]

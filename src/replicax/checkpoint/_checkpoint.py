@@ -11,8 +11,8 @@ from replicax import _context
 from replicax._context import Kind
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._report import RestoreReport
-from replicax.checkpoint._restoring import restore
-from replicax.checkpoint._saving import Saving, Target, begin
+from replicax.checkpoint._restoring import any_has_one, restore
+from replicax.checkpoint._saving import Exact, Numbered, Saving, Target, begin
 from replicax.errors import ContextError, InvalidArgument, InvalidType
 
 PathLike = str | os.PathLike[str]
@@ -43,18 +43,21 @@ class Checkpoint:
 
     _objects: dict[str, Any]
     _saves: int
+    _run_calls: int
+    _savings: list[Saving]
+    _report: RestoreReport | None
 
     def __init__(self, **objects: Any) -> None:
-        """`objects` are known by these names, in the checkpoint and as attributes of this."""
-        taken = [name for name in objects if name in vars(Checkpoint) or name.startswith("_")]
-        if taken:
-            raise InvalidArgument(
-                f"A checkpoint cannot have an object of the name {taken[0]!r}: that is one of its "
-                "own attributes, or begins with an underscore. Give it another name."
-            )
-        object.__setattr__(self, "_objects", objects)
-        object.__setattr__(self, "_saves", 0)
+        """Take `objects`, known by these names in the checkpoint and as its attributes."""
+        for name in objects:
+            _require_free(name)
         Inventory(objects)  # so that what it cannot hold is refused now
+        self._set(_objects=objects, _saves=0, _run_calls=0, _savings=[], _report=None)
+
+    def _set(self, **own: Any) -> None:
+        """Set attributes of its own, which are no objects."""
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -63,82 +66,171 @@ class Checkpoint:
             raise AttributeError(f"The checkpoint has no object {name!r}.") from None
 
     def __setattr__(self, name: str, thing: Any) -> None:
-        if name in vars(Checkpoint) or name.startswith("_"):
-            raise InvalidArgument(
-                f"A checkpoint cannot have an object of the name {name!r}: that is one of its own "
-                "attributes, or begins with an underscore. Give it another name."
-            )
-        Inventory({name: thing})
-        self._objects[name] = thing
+        """Give the checkpoint an object, or another one of the same name.
+
+        If there was no such object when a checkpoint was restored, and the checkpoint has something
+        for it, that is restored now; all workers do so then.
+        """
+        _require_free(name)
+        own = {name: thing}
+        names = Inventory(own).names
+        if self._report is not None:
+            if name not in self._objects:
+                _restore_late(self._report, own := {**self._objects, name: thing}, name)
+            self._report.learn(names)
+        self._objects[name] = own[name]
 
     @property
     def save_counter(self) -> int:
         """How many times it has been saved, counting those before the one that was restored."""
         return self._saves
 
-    def save(self, prefix: PathLike) -> str:
-        """Saves all objects, and returns the path: `prefix-1`, `prefix-2` and so on.
+    @property
+    def run_calls(self) -> int:
+        """How many calls a `PreemptionCheckpointHandler` has made for it, counted likewise."""
+        return self._run_calls
+
+    def count_run_call(self) -> None:
+        """Count a call; for `PreemptionCheckpointHandler`."""
+        self._set(_run_calls=self._run_calls + 1)
+
+    def save(self, prefix: PathLike, options: Any = None) -> str:
+        """Save all objects, and return the path: `prefix-1`, `prefix-2` and so on.
 
         All workers call it, and return when the checkpoint is complete. Those with the same prefix
         share one checkpoint, in a directory that all of them see.
 
         Args:
           prefix: A directory, and how the names of checkpoints begin.
+          options: Accepted for the sake of programs written for TensorFlow, and not looked at.
         """
+        del options
         stem = local_path(prefix)
-        if os.path.basename(os.fspath(prefix)) in ("", ".", ".."):
-            raise InvalidArgument(
-                "The prefix of checkpoints is a directory, and how their names begin, such as "
-                f"'run/model'; got {os.fspath(prefix)!r}, where there is no name."
-            )
-        saving = self.begin_save(stem.parent, stem.name)
+        _require_name(prefix, "The prefix of checkpoints is a directory, and how their names begin")
+        saving = self.begin_save(Numbered(stem.parent, stem.name))
         saving.finish()
         return str(saving.path)
 
-    def restore(self, path: PathLike) -> RestoreReport:
-        """Gives the objects the values that they had when `path` was saved.
+    def write(self, path: PathLike, options: Any = None) -> str:
+        """Save all objects to this very path, and return it; nothing is counted.
+
+        A checkpoint that is there already is replaced when the new one is complete. Otherwise the
+        same as `save`.
+
+        Args:
+          path: Of the checkpoint.
+          options: Accepted for the sake of programs written for TensorFlow, and not looked at.
+        """
+        del options
+        exact = local_path(path)
+        _require_name(path, "The path of a checkpoint is a directory, and its name there")
+        saving = self.begin_save(Exact(exact.parent, exact.name))
+        saving.finish()
+        return str(saving.path)
+
+    def restore(self, path: PathLike | None, options: Any = None) -> RestoreReport:
+        """Give the objects the values that they had when `path` was saved.
 
         All workers call it. Everything is read and checked first: if something does not fit, or
         the checkpoint is damaged, nothing is changed anywhere. What only the checkpoint has, or
-        only the objects, is no error; the report tells, and `assert_consumed()` makes it one.
+        only the objects, is no error; the report tells, and `assert_consumed()` makes it one. What
+        only the checkpoint has is restored when an attribute of that name is set.
 
         Args:
-          path: What `save` returned.
+          path: What `save` returned; it is waited for if it is still being written. None, as
+            `rx.latest_checkpoint` returns it where there is no checkpoint, restores nothing.
+          options: Accepted for the sake of programs written for TensorFlow, and not looked at.
         """
-        return self.restore_from(local_path(path), partial=True)
+        del options
+        return self.restore_from(path, partial=True)
 
-    def begin_save(
-        self,
-        directory: Path,
-        name: str,
-        number: int | None = None,
-        afterwards: Callable[[], None] = lambda: None,
-    ) -> Saving:
-        """Takes the values, and lets them be written; for `CheckpointManager`."""
-        _require_outside("save")
+    def read(self, path: PathLike, options: Any = None) -> RestoreReport:
+        """Restore what `write` wrote: the same as `restore`, but `save_counter` stays as it is.
+
+        Args:
+          path: Of the checkpoint.
+          options: Accepted for the sake of programs written for TensorFlow, and not looked at.
+        """
+        del options
+        return self.restore_from(local_path(path), partial=True, counts=False)
+
+    def sync(self) -> None:
+        """Wait until all that was saved of it is complete. All workers call it.
+
+        Only managers with `asynchronous=True` leave something to wait for.
+        """
+        for saving in list(self._savings):
+            try:
+                saving.finish()
+            finally:
+                if saving.finished and saving in self._savings:
+                    self._savings.remove(saving)
+
+    def begin_save(self, target: Target, afterwards: Callable[[], None] = lambda: None) -> Saving:
+        """Take the values, and let them be written; for `CheckpointManager`."""
+        require_outside("save")
+        saves = self._saves + (not target.replaces)
         inventory = Inventory(self._objects)
-        saving = begin(inventory, Target(directory, name, number), self._saves, afterwards)
-        object.__setattr__(self, "_saves", self._saves + 1)
+        saving = begin(inventory, target, saves, self._run_calls, afterwards)
+        unfinished = [each for each in self._savings if not each.finished]
+        self._set(_saves=saves, _savings=[*unfinished, saving])
         return saving
 
-    def restore_from(self, path: Path, *, partial: bool) -> RestoreReport:
-        """The same as `restore`; unless `partial`, every object has to find something."""
-        _require_outside("restore")
-        report, saves = restore(Inventory(self._objects), path, partial=partial)
-        object.__setattr__(self, "_saves", saves)
+    def restore_from(
+        self, path: PathLike | None, *, partial: bool, counts: bool = True
+    ) -> RestoreReport:
+        """Restore a checkpoint; for `CheckpointManager`.
+
+        Args:
+          path: Of the checkpoint; None restores nothing.
+          partial: Whether objects may find nothing in it.
+          counts: Whether to go on counting from where it was.
+        """
+        require_outside("restore")
+        place = None if path is None else local_path(path)
+        if not any_has_one(place):
+            return RestoreReport(None)
+        assert place is not None
+        report, manifest = restore(Inventory(self._objects), place, partial=partial)
+        self._set(_report=report)
+        if counts:
+            self._set(_saves=manifest.saves, _run_calls=manifest.run_calls)
         return report
 
     def __repr__(self) -> str:
         return f"<rx.Checkpoint of {', '.join(self._objects) or 'nothing'}>"
 
 
-def local_path(path: PathLike) -> Path:
-    """An absolute path; refuses addresses of object stores, which would become odd local names."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise InvalidType(
-            f"A checkpoint has a path; got {path!r}. `latest` of a manager is None where there is "
-            "no checkpoint: `restore_or_initialize` takes care of that."
+def _restore_late(report: RestoreReport, objects: dict[str, Any], name: str) -> None:
+    """Give the object `name` what the checkpoint that was restored last has for it."""
+    waiting = report.unused_under(name)
+    if waiting:
+        assert report.path is not None  # where it is, nothing is unused
+        require_outside("restore")
+        inventory = Inventory(objects, only=name)
+        later, _ = restore(inventory, Path(report.path), partial=True, wanted=waiting)
+        report.extend(name, later)
+
+
+def _require_free(name: str) -> None:
+    if name in vars(Checkpoint) or name.startswith("_"):
+        raise InvalidArgument(
+            f"A checkpoint cannot have an object of the name {name!r}: that is one of its own "
+            "attributes, or begins with an underscore. Give it another name."
         )
+
+
+def _require_name(path: PathLike, what: str) -> None:
+    if os.path.basename(os.fspath(path)) in ("", ".", ".."):
+        raise InvalidArgument(
+            f"{what}, such as 'run/model'; got {os.fspath(path)!r}, where there is no name."
+        )
+
+
+def local_path(path: PathLike) -> Path:
+    """Return an absolute path; refuse addresses of object stores, which would become odd names."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidType(f"A checkpoint has a path; got {path!r}. Give a str or a `pathlib.Path`.")
     text = os.fspath(path)
     if "://" in text:
         raise InvalidArgument(
@@ -148,15 +240,16 @@ def local_path(path: PathLike) -> Path:
     return Path(text).absolute()
 
 
-def _require_outside(method: str) -> None:
+def require_outside(method: str, of: str = "a checkpoint") -> None:
+    """Raise where the state of a program cannot be saved or restored."""
     frame = _context.current()
     if frame.program is not None or frame.overlay is not None:
         raise ContextError(
-            f"`{method}` of a checkpoint was called while a function is traced or differentiated, "
-            "where variables have no numbers. Call it outside."
+            f"`{method}` of {of} was called while a function is traced or differentiated, where "
+            "variables have no numbers. Call it outside."
         )
     if frame.kind is not Kind.CROSS_REPLICA and frame.strategy is not None:
         raise ContextError(
-            f"`{method}` of a checkpoint is for all replicas together. Current context: {frame}. "
-            "Call it outside the function given to `run`."
+            f"`{method}` of {of} is for all replicas together. Current context: {frame}. Call it "
+            "outside the function given to `run`."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import re
 import secrets
@@ -25,16 +26,25 @@ from replicax.errors import CheckpointError, CheckpointNotFound, InvalidCheckpoi
 _WRITING, _LOCK = ".writing-", "lock"
 _OLD_SECONDS = 24 * 3600.0  # where files cannot be locked, nobody writes for longer than that
 _DELETED = ".deleted"
+_WRITTEN, _REPLACED = "checkpoint", "replaced"  # in that directory
+_REPLACEMENT_LOOKS = 100  # each 10 ms after the one before
 _MANIFEST, _ARRAYS = "manifest", "arrays"
 
 
 def load() -> None:
-    """Imports Orbax, which takes 0.5 s, and is not possible any more when a program ends."""
+    """Import Orbax, which takes 0.5 s, and is not possible any more when a program ends."""
     import orbax.checkpoint  # noqa: F401  here, because importing replicax should not take that
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> None:
-    """Writes a checkpoint that is not there at all until it is there as a whole."""
+def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest, replaces: bool) -> None:
+    """Write a checkpoint that is not there at all until it is there as a whole.
+
+    Args:
+      path: Of the checkpoint.
+      arrays: By name.
+      manifest: Everything else.
+      replaces: Whether to take the place of another one, which stays until this one is written.
+    """
     import orbax.checkpoint as ocp
 
     manifest = manifest.with_checksums(arrays)
@@ -45,9 +55,13 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> N
     with _workplace(path) as workplace, _checkpointer() as checkpointer, jax.enable_x64(True):
         if with_elements:
             items[_ARRAYS] = ocp.args.PyTreeSave(_writable(with_elements))
-        written = workplace / "checkpoint"
+        written = workplace / _WRITTEN
         checkpointer.save(written, ocp.args.Composite(**items))
         _bring_to_disk(written)
+        if replaces and path.exists():
+            # A directory cannot be renamed over another one. A process that is killed in between
+            # leaves both where `complete_replacement` finds them.
+            path.rename(workplace / _REPLACED)
         # Fails if there is something of this name by now.
         written.rename(path)
         _bring_to_disk(path.parent, deep=False)
@@ -55,7 +69,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> N
 
 @contextlib.contextmanager
 def _workplace(path: Path) -> Iterator[Path]:
-    """A directory next to `path` for one save, locked against those who remove what is left."""
+    """Make a directory next to `path` for one save, locked against those who remove leftovers."""
     while True:
         workplace = path.with_name(f"{path.name}{_WRITING}{secrets.token_hex(8)}")
         workplace.mkdir()
@@ -71,7 +85,7 @@ def _workplace(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(workplace: Path) -> Iterator[bool | None]:
-    """Keeps others out of a directory, and says whether that succeeded; None if nobody can tell.
+    """Keep others out of a directory; yield whether that succeeded, None if it cannot be told.
 
     The lock of a process ends with it, however that is.
     """
@@ -94,7 +108,7 @@ def _locked(workplace: Path) -> Iterator[bool | None]:
 
 
 def _bring_to_disk(directory: Path, *, deep: bool = True) -> None:
-    """Has the machine write what it keeps in memory, so that names do not come before content."""
+    """Have the machine write what it keeps in memory, so that names do not precede content."""
     paths = [directory, *(directory.rglob("*") if deep else ())]
     for path in reversed(paths):
         opened = os.open(path, os.O_RDONLY)
@@ -108,9 +122,10 @@ def _bring_to_disk(directory: Path, *, deep: bool = True) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What a checkpoint says of itself."""
+    """Return what a checkpoint says of itself."""
     import orbax.checkpoint as ocp
 
+    complete_replacement(path)
     _require_checkpoint(path)
     try:
         with _checkpointer() as checkpointer:
@@ -125,7 +140,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[str, Any]:
-    """Some of its arrays, as the program had them."""
+    """Return some of its arrays, as the program had them."""
     import orbax.checkpoint as ocp
 
     facts = {key: manifest.arrays[key] for key in keys}
@@ -155,23 +170,52 @@ def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[s
 
 
 def numbered(directory: Path, name: str) -> dict[int, Path]:
-    """The complete checkpoints `name-1`, `name-2` and so on in a directory, by number."""
+    """Return the complete checkpoints `name-1`, `name-2` and so on of a directory, by number."""
     return {
         number: path
         for number, path in sorted(taken(directory, name).items())
-        if (path / _MANIFEST).is_dir()
+        if is_checkpoint(path)
     }
 
 
+def latest(directory: Path) -> Path | None:
+    """Return the checkpoint that was saved last in a directory, of those with numbers.
+
+    Numbers tell among those of one name. Among names the time does, which is that of the last file
+    that was written, and not kept by all programs that copy directories.
+    """
+    pattern = re.compile(r"(.+)-(\d+)")
+    last: dict[str, tuple[int, Path]] = {}
+    for path in _entries(directory):
+        matched = pattern.fullmatch(path.name)
+        if matched and is_checkpoint(path):
+            found = (int(matched[2]), path)
+            last[matched[1]] = max(found, last.get(matched[1], found))
+    return max((path for _, path in last.values()), key=saved_at, default=None)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether something looks like a complete checkpoint."""
+    return (path / _MANIFEST).is_dir()
+
+
+def saved_at(path: Path) -> float:
+    """Return when a checkpoint was written, in seconds since 1970; 0 if it is gone by now."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def taken(directory: Path, name: str) -> dict[int, Path]:
-    """Everything that has the name of a checkpoint, whatever it is."""
+    """Return everything that has the name of a checkpoint, whatever it is."""
     pattern = re.compile(rf"{re.escape(name)}-(\d+)")
     matches = ((pattern.fullmatch(path.name), path) for path in _entries(directory))
     return {int(matched[1]): path for matched, path in matches if matched}
 
 
 def _entries(directory: Path) -> list[Path]:
-    """What is in a directory; nothing, if there is none."""
+    """List a directory; nothing, if there is none."""
     try:
         with os.scandir(directory) as entries:
             return [Path(entry.path) for entry in entries]
@@ -186,15 +230,20 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Takes a checkpoint away; one whose removal is cut off does not look like one any more."""
+    """Remove a checkpoint; one whose removal is cut off does not look like one any more."""
     deleted = path.with_name(path.name + _DELETED)
     path.rename(deleted)
     shutil.rmtree(deleted, ignore_errors=True)
 
 
-def remove_leftovers(directory: Path, name: str) -> None:
-    """Takes away what was left of checkpoints when writing or removing them was cut off."""
-    pattern = re.compile(rf"{re.escape(name)}-\d+({re.escape(_WRITING)}.*|{re.escape(_DELETED)})")
+def remove_leftovers(directory: Path, names: str) -> None:
+    """Remove what was left of checkpoints when writing or removing them was cut off.
+
+    Args:
+      directory: Where.
+      names: A regular expression for the names of the checkpoints.
+    """
+    pattern = re.compile(rf"(?:{names})({re.escape(_WRITING)}.*|{re.escape(_DELETED)})")
     for path in _entries(directory):
         matched = pattern.fullmatch(path.name)
         if matched and matched[1] == _DELETED:
@@ -205,12 +254,27 @@ def remove_leftovers(directory: Path, name: str) -> None:
                     shutil.rmtree(path, ignore_errors=True)
 
 
+def complete_replacement(path: Path) -> None:
+    """Give a checkpoint its name whose writer was killed when it had moved the old one aside."""
+    pattern = f"{glob.escape(path.name + _WRITING)}*/{_REPLACED}"
+    for _ in range(_REPLACEMENT_LOOKS):
+        replaced = None if path.exists() else next(path.parent.glob(pattern), None)
+        if replaced is None:
+            return
+        with _locked(replaced.parent) as locked:
+            if locked or (locked is None and _is_old(replaced.parent)):
+                with contextlib.suppress(OSError):  # another process has been quicker
+                    (replaced.parent / _WRITTEN).rename(path)
+                return
+        time.sleep(0.01)  # its writer is between the two renames
+
+
 def _is_old(path: Path) -> bool:
     return time.time() - path.stat().st_mtime > _OLD_SECONDS
 
 
 def _checkpointer() -> Any:
-    """Orbax for this process alone: who writes and who waits is agreed on elsewhere."""
+    """Make an Orbax checkpointer for this process alone: who writes is agreed on elsewhere."""
     import orbax.checkpoint as ocp
 
     here = jax.process_index()
@@ -248,7 +312,7 @@ def _checkpointer() -> Any:
 
 
 def _writable(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-    """Arrays as this process's Orbax writes them.
+    """Return arrays as this process's Orbax writes them.
 
     It writes those of NumPy in the first process only. Elsewhere they become arrays of which all
     processes have a copy, so that this one's has its index.

@@ -52,16 +52,18 @@ class Inventory:
 
     Args:
       objects: By name. Numbers and arrays among them are replaced when others are written.
+      only: The one of them whose parts are listed, by the names that they have among all.
     """
 
-    def __init__(self, objects: MutableMapping[str, Any]) -> None:
+    def __init__(self, objects: MutableMapping[str, Any], only: str | None = None) -> None:
         self._objects = objects
+        self._only = only
         self.arrays: dict[str, ArrayPart] = {}
         self.values: dict[str, ValuePart] = {}
         self.positions: dict[str, PositionPart] = {}
         self.deferred: dict[str, Any] = {}
         self._incomplete: dict[str, TakenApart] = {}
-        self._names: dict[Variable, str] = {}
+        self.names: dict[Variable, str] = {}
         self._nests = [_Nest(objects, name) for name in objects]
         leaves = [leaf for nest in self._nests for leaf in nest.leaves()]
         # Those that name their parts by variables come when the names of all variables are known.
@@ -70,6 +72,10 @@ class Inventory:
             self._add(key, kind.take_apart(thing, self._name_of))
 
     def _add(self, key: str, taken: TakenApart) -> None:
+        if self._only is not None and key != self._only and not _under(self._only, [key]):
+            for name, part in taken.parts.items():
+                self._note_name(joined(key, name), part)
+            return
         for name, part in taken.parts.items():
             self._add_part(joined(key, name), part)
         self.deferred |= {joined(key, name): value for name, value in taken.deferred.items()}
@@ -86,35 +92,38 @@ class Inventory:
             case ArrayPart():
                 _require_known(key, part.dtype)
                 self.arrays[key] = part
-                if part.variable is not None:
-                    self._names.setdefault(part.variable, key)
+                self._note_name(key, part)
             case ValuePart():
                 self.values[key] = part
             case PositionPart():
                 self.positions[key] = part
 
+    def _note_name(self, key: str, part: Part) -> None:
+        if isinstance(part, ArrayPart) and part.variable is not None:
+            self.names.setdefault(part.variable, key)
+
     def _name_of(self, variable: Variable) -> str | None:
-        return self._names.get(variable)
+        return self.names.get(variable)
 
     def completed_for(self, arrays: Mapping[str, ArrayFacts]) -> Inventory:
-        """The same, when objects have made the parts that a checkpoint has something for."""
+        """Return the same, when objects have made the parts that a checkpoint has something for."""
         made = False
         for place, taken in self._incomplete.items():
             new = [key for key in _under(place, arrays) if key not in self.arrays]
             if taken.make is not None and not all(arrays[key].optional for key in new):
                 taken.make(place)
                 made = True
-        return Inventory(self._objects) if made else self
+        return Inventory(self._objects, self._only) if made else self
 
     def waits_for(self, key: str) -> bool:
-        """Whether an object can keep what is saved under `key` for a part that it will make."""
+        """Return whether an object can keep what is saved under `key` for a part to be made."""
         return any(
             taken.defer is not None and _under(place, [key])
             for place, taken in self._incomplete.items()
         )
 
     def defer(self, values: Mapping[str, Any], saved: Iterable[str]) -> list[Deferred]:
-        """Gives objects what is saved for parts that they do not have yet.
+        """Give objects what is saved for parts that they do not have yet.
 
         An object of which something is `saved`, but nothing for such parts, is given nothing, in
         the place of what it may have from another checkpoint.
@@ -123,14 +132,14 @@ class Inventory:
         for place, taken in self._incomplete.items():
             own = {key.removeprefix(f"{place}/"): values[key] for key in _under(place, values)}
             if taken.defer is not None and _under(place, saved):
-                deferred = Deferred(place, own, self._names)
+                deferred = Deferred(place, own, self.names)
                 taken.defer(deferred)
                 if own:
                     all_deferred.append(deferred)
         return all_deferred
 
     def commit(self) -> None:
-        """Puts the numbers and arrays that were written in the place of those there were."""
+        """Put the numbers and arrays that were written in the place of those there were."""
         for nest in self._nests:
             nest.commit()
 
@@ -156,7 +165,7 @@ class _Nest:
             yield key, kind, leaf
 
     def _plain(self, index: int, leaf: Any) -> TakenApart:
-        """What has no place of its own, and is replaced in the nest."""
+        """Take apart what has no place of its own, and is replaced in the nest."""
 
         def read() -> Any:
             return leaf
@@ -208,7 +217,7 @@ def _path_text(path: Any) -> str:
 
 
 def _refilled(old: Any, new: Any) -> Any:
-    """`new`; but what can be changed stays the object that it was, for those who hold it."""
+    """Return `new`; but what can be changed stays the object that the program holds."""
     if old is None:
         return new
     if _is_leaf(old):
@@ -235,7 +244,7 @@ def _refilled(old: Any, new: Any) -> Any:
 
 
 def placed(like: jax.Array, value: Any) -> jax.Array:
-    """`value` on the devices of another array, of which this process may have a part only."""
+    """Return `value` on the devices of another array, of which this process may have a part."""
     if not like.committed:  # so that it still goes where others are that it meets
         return jnp.asarray(value)
     if not isinstance(value, np.ndarray):
@@ -244,7 +253,7 @@ def placed(like: jax.Array, value: Any) -> jax.Array:
 
 
 def part_of(variable: Variable) -> ArrayPart:
-    """What a checkpoint holds of a variable."""
+    """Return what a checkpoint holds of a variable."""
 
     def write(value: Any) -> None:
         if variable.partition is None:

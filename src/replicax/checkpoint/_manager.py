@@ -4,49 +4,48 @@ from __future__ import annotations
 
 import operator
 import re
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Self, SupportsInt, final
 
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._checkpoint import Checkpoint, PathLike, local_path
 from replicax.checkpoint._report import RestoreReport
 from replicax.checkpoint._restoring import on_all_workers
-from replicax.checkpoint._saving import Saving, Target, finish_earlier, meet
-from replicax.errors import InvalidArgument, InvalidCheckpoint, InvalidType, SaveFailed
+from replicax.checkpoint._retention import Retention
+from replicax.checkpoint._saving import Numbered, Saving, finish_earlier, meet
+from replicax.errors import InvalidArgument, InvalidCheckpoint, InvalidType
 
 
 @final
 class CheckpointManager:
     """Saves a checkpoint again and again, in a directory, and keeps the latest ones.
 
-    Saving goes on in the background: `save` takes the values and returns, and a thread writes
-    them. What went wrong there is raised by a later call. At the end of the program, `close` the
-    manager, or use it in a `with`.
-
     Args:
       checkpoint: What is saved.
       directory: Where. All workers have to see it; those of one run name the same.
       max_to_keep: How many checkpoints are kept; None for all.
+      keep_checkpoint_every_n_hours: Of those that are too many, one is kept for good if so many
+        hours have passed since the last one that was, or since the first manager was made.
       checkpoint_name: How the names of checkpoints begin.
       step_counter: A variable that counts steps, for `checkpoint_interval`.
       checkpoint_interval: After how many steps the next checkpoint is due; `save` does nothing
         before.
       init_fn: What `restore_or_initialize` calls if there is no checkpoint.
-      asynchronous: Whether to write in the background.
+      asynchronous: Whether `save` returns as soon as the values are taken, and a thread writes them
+        while the program goes on. What goes wrong there is raised by a later call. At the end of
+        the program, `close` the manager, or use it in a `with`.
 
     >>> import tempfile, replicax as rx
     >>> directory = tempfile.TemporaryDirectory()
     >>> step = rx.Variable(0)
-    >>> with rx.CheckpointManager(rx.Checkpoint(step=step), directory.name, max_to_keep=2) as kept:
-    ...     for _ in range(4):
-    ...         _ = step.assign_add(1)
-    ...         path = kept.save()
-    >>> [path.rpartition("/")[2] for path in kept.checkpoints]
+    >>> manager = rx.CheckpointManager(rx.Checkpoint(step=step), directory.name, max_to_keep=2)
+    >>> for _ in range(4):
+    ...     _ = step.assign_add(1)
+    ...     path = manager.save()
+    >>> [path.rpartition("/")[2] for path in manager.checkpoints]
     ['ckpt-3', 'ckpt-4']
     >>> _ = step.assign(0)
-    >>> kept.restore_or_initialize() == kept.latest, int(step)
+    >>> manager.restore_or_initialize() == manager.latest_checkpoint == path, int(step)
     (True, 4)
     >>> directory.cleanup()
     """
@@ -56,12 +55,13 @@ class CheckpointManager:
         checkpoint: Checkpoint,
         directory: PathLike,
         max_to_keep: int | None = 5,
-        *,
+        keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
         step_counter: Any = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], Any] | None = None,
-        asynchronous: bool = True,
+        *,
+        asynchronous: bool = False,
     ) -> None:
         if not isinstance(checkpoint, Checkpoint):
             raise InvalidType(f"A manager is for an `rx.Checkpoint`; got {checkpoint!r}.")
@@ -71,7 +71,7 @@ class CheckpointManager:
         ):
             whole = isinstance(count, int) and not isinstance(count, bool)
             if count is not None and (not whole or count < 1):
-                raise InvalidArgument(f"`{name}` has to be a positive whole number; got {count!r}.")
+                raise InvalidArgument(f"`{name}` must be a positive whole number; got {count!r}.")
         if checkpoint_interval is not None and step_counter is None:
             raise InvalidArgument(
                 "`checkpoint_interval` needs a `step_counter`, such as `optimizer.iterations`."
@@ -80,14 +80,16 @@ class CheckpointManager:
             raise InvalidType(
                 f"`step_counter` is a variable that counts steps; got {step_counter!r}."
             )
-        if not re.fullmatch(r"[^/\\]+", checkpoint_name):
+        if not isinstance(checkpoint_name, str) or not re.fullmatch(r"[^/\\]+", checkpoint_name):
             raise InvalidArgument(
                 f"`checkpoint_name` is a name, and no path; got {checkpoint_name!r}. Give the path "
                 "as the directory."
             )
         self._checkpoint = checkpoint
         self._directory = local_path(directory)
-        self._max_to_keep = max_to_keep
+        self._retention = Retention(
+            self._directory, checkpoint_name, max_to_keep, keep_checkpoint_every_n_hours
+        )
         self._name = checkpoint_name
         self._step_counter = step_counter
         self._interval = checkpoint_interval
@@ -108,13 +110,22 @@ class CheckpointManager:
         return self._checkpoint
 
     @property
+    def checkpoint_interval(self) -> int | None:
+        """After how many steps the next checkpoint is due."""
+        return self._interval
+
+    @property
     def checkpoints(self) -> list[str]:
-        """The paths of all complete checkpoints, the latest last."""
-        return [str(path) for path in self._numbered().values()]
+        """The paths of all complete checkpoints, the latest last; but not those kept for good.
+
+        What is being written is waited for, as `sync` does.
+        """
+        self.sync()
+        return self._complete()
 
     @property
     def latest(self) -> str | None:
-        """The path of the latest complete checkpoint."""
+        """The path of the latest complete checkpoint; what is being written is waited for."""
         return next(reversed(self.checkpoints), None)
 
     @property
@@ -127,66 +138,74 @@ class CheckpointManager:
         """What the last `restore_or_initialize` restored."""
         return self._report
 
-    def save(self, checkpoint_number: int | None = None, check_interval: bool = True) -> str | None:
-        """Saves the checkpoint, if one is due, and returns the path, or None.
+    def save(
+        self,
+        checkpoint_number: int | None = None,
+        check_interval: bool = True,
+        options: Any = None,
+    ) -> str | None:
+        """Save the checkpoint, if one is due, and return the path, or None.
 
-        All workers call it. The path is complete when `wait` has returned, or the next `save` that
-        saves something.
+        All workers call it. The checkpoint is complete when it returns; with `asynchronous=True`,
+        when `sync` has returned, or the next `save` that saves something.
 
         Args:
-          checkpoint_number: Its number, which has to be larger than that of the latest; by
-            default one more.
+          checkpoint_number: Its number, which must be larger than that of the latest; by default
+            one more.
           check_interval: Whether to do nothing when `checkpoint_interval` is not over.
+          options: Accepted for the sake of programs written for TensorFlow, and not looked at.
         """
+        del options
         step = None if self._step_counter is None else int(self._step_counter)
         failed = self._saving is not None and self._saving.has_failed
         if check_interval and not failed and not self._is_due(step):
             return None
-        self.wait()
+        self.sync()
         number = None if checkpoint_number is None else self._checked(checkpoint_number)
         self._saving = self._checkpoint.begin_save(
-            self._directory, self._name, number, afterwards=self._remove_old
+            Numbered(self._directory, self._name, number), afterwards=self._retention.apply
         )
         self._last_step = step
         path = str(self._saving.path)
         if not self._asynchronous:
-            self.wait()
+            self.sync()
         return path
 
-    def wait(self) -> None:
-        """Waits until the checkpoint that is being written is complete. All workers call it."""
-        if self._saving is None:
+    def sync(self) -> None:
+        """Wait until the checkpoint that is being written is complete. All workers call it."""
+        saving = self._saving
+        if saving is None:
             return
         try:
-            self._saving.finish()
-        except SaveFailed:
-            self._saving, self._last_step = None, None  # the next one is due at once
-            raise
-        # Not before: after an interrupt the next call waits again.
-        self._saving = None
+            saving.finish()
+        finally:
+            if saving.finished:
+                self._saving = None
+                if saving.failed:
+                    self._last_step = None  # the next one is due at once
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the latest checkpoint; without one, calls `init_fn`. All workers call it.
+        """Restore the latest checkpoint; without one, call `init_fn`. All workers call it.
 
-        Every object has to find something in the checkpoint; to restore a part of them, use
+        Every object must find something in the checkpoint; to restore a part of them, use
         `checkpoint.restore(manager.latest)`.
 
         Returns:
           The path of the checkpoint, or None.
         """
-        self.wait()
+        self.sync()
         finish_earlier(self._directory)
         # Workers may look at a directory at different times; and may have directories of their own.
-        own = on_all_workers(f"look into {self._directory}", lambda: self.latest)
-        path = meet("looking for the latest checkpoint", own)[0]
+        own = on_all_workers(f"look into {self._directory}", self._complete)
+        path = meet("looking for the latest checkpoint", own[-1] if own else None)[0]
         if path is None:
             if self._init_fn is not None:
                 self._init_fn()
             return None
         try:
-            self._report = self._checkpoint.restore_from(Path(path), partial=False)
+            self._report = self._checkpoint.restore_from(path, partial=False)
         except InvalidCheckpoint as error:
-            earlier = [each for each in self.checkpoints if each != path]
+            earlier = [each for each in self._complete() if each != path]
             raise InvalidCheckpoint(
                 f"{error} It is the latest of its directory: to go on from the one before, remove "
                 f"it. Earlier ones are {', '.join(reversed(earlier)) or 'not there'}."
@@ -196,14 +215,14 @@ class CheckpointManager:
         return path
 
     def close(self) -> None:
-        """The same as `wait`, by the name that things with an end have. It can be used again."""
-        self.wait()
+        """Do the same as `sync`, by the name that things with an end have; it can be used again."""
+        self.sync()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        # After an error the other workers need not come to `wait`, and what goes on in the
+        # After an error the other workers need not come to `sync`, and what goes on in the
         # background is complete or nothing anyway.
         if error is None:
             self.close()
@@ -214,8 +233,8 @@ class CheckpointManager:
         # Also after an older checkpoint has been restored.
         return step < self._last_step or step - self._last_step >= self._interval
 
-    def _numbered(self) -> dict[int, Path]:
-        return files.numbered(self._directory, self._name)
+    def _complete(self) -> list[str]:
+        return [str(path) for path in self._retention.managed()]
 
     def _checked(self, number: Any) -> int:
         given = number
@@ -225,32 +244,16 @@ class CheckpointManager:
             number = int(number)  # of a variable
         if number < 0 or (isinstance(given, float) and number != given):
             raise InvalidArgument(f"Checkpoints have whole numbers from 0; got {given!r}.")
-        begun = Target(self._directory, self._name, None).taken()
-        latest = max(self._numbered(), default=-1)
+        begun = Numbered(self._directory, self._name).taken()
+        latest = max(files.numbered(self._directory, self._name), default=-1)
         if number <= latest or number in begun:
             there = max(number, latest)
             raise InvalidArgument(
                 f"The checkpoint would get number {number}, and there is {self._name}-{there} in "
-                f"{self._directory} already. Numbers have to grow; remove the later ones, or use "
+                f"{self._directory} already. Numbers must grow; remove the later ones, or use "
                 "another directory."
             )
         return number
-
-    def _remove_old(self) -> None:
-        if self._max_to_keep is not None:
-            for path in list(self._numbered().values())[: -self._max_to_keep]:
-                try:
-                    files.remove(path)
-                except FileNotFoundError:
-                    pass  # somebody else has
-                except OSError as error:
-                    # No reason to call the new one lost, which is complete.
-                    warnings.warn(
-                        f"A checkpoint was written, but the old one {path} could not be removed: "
-                        f"{error}. Remove it, or give `max_to_keep=None`.",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
 
     def __repr__(self) -> str:
         return f"<rx.CheckpointManager of {self._checkpoint!r} in {self._directory}>"

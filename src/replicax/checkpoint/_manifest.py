@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
@@ -45,14 +45,14 @@ class ArrayFacts:
         return cls(tuple(value.shape), dtype_name(value.dtype), keys, optional=optional)
 
     def without_elements(self) -> np.ndarray:
-        """The numbers of an array that has none."""
+        """Return the numbers of an array that has none."""
         if self.keys is None:
             return np.zeros(self.shape, jnp.dtype(self.dtype))
         one = jax.random.key_data(jax.random.key(0, impl=self.keys))
         return np.zeros((*self.shape, *one.shape), one.dtype)
 
     def value(self, numbers: np.ndarray) -> Any:
-        """What was saved as these numbers."""
+        """Return what was saved as these numbers."""
         if self.keys is not None:
             return jax.random.wrap_key_data(jnp.asarray(numbers), impl=self.keys)
         return numbers
@@ -78,6 +78,7 @@ class Manifest:
       arrays: What is known of each.
       values: Plain Python values.
       positions: Of iterators.
+      run_calls: How many calls a `PreemptionCheckpointHandler` had made by then.
     """
 
     saves: int
@@ -85,6 +86,7 @@ class Manifest:
     arrays: Mapping[str, ArrayFacts]
     values: Mapping[str, Any]
     positions: Mapping[str, Position]
+    run_calls: int = 0
 
     def with_checksums(self, arrays: Mapping[str, np.ndarray]) -> Manifest:
         facts = {
@@ -92,6 +94,19 @@ class Manifest:
             for key, numbers in arrays.items()
         }
         return replace(self, arrays=facts)
+
+    def narrowed_to(self, keys: Collection[str]) -> Manifest:
+        """Return the same, as if nothing but these had been saved."""
+
+        def among(saved: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in saved.items() if key in keys}
+
+        return replace(
+            self,
+            arrays=among(self.arrays),
+            values=among(self.values),
+            positions=among(self.positions),
+        )
 
     def to_json(self) -> dict[str, Any]:
         content = json.loads(json.dumps(asdict(self)))

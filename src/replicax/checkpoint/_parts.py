@@ -83,14 +83,22 @@ class Deferred:
         self, place: str, values: Mapping[str, Any], variables: Mapping[Variable, str]
     ) -> None:
         self.place = place
-        self._variables = variables
+        self._variables = dict(variables)
         self.waiting = dict(values)
         self.taken: set[str] = set()
         self.lacking: set[str] = set()
         self.settled = False
 
+    def name_of(self, variable: Variable) -> str | None:
+        """Return how a variable is called in the checkpoint that the values are from."""
+        return self._variables.get(variable)
+
+    def learn(self, variables: Mapping[Variable, str]) -> None:
+        """Take note of variables that were given to the checkpoint after it was restored."""
+        self._variables |= variables
+
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        """The value for a part that is being made; None if there is none."""
+        """Return the value for a part that is being made; None if there is none."""
         value = self.waiting.get(name)
         if value is None:
             self.lacking.add(name)
@@ -105,7 +113,7 @@ class Deferred:
         return value
 
     def renamed(self, name_of: NameOf) -> dict[str, Any]:
-        """What waits, named after variables as another checkpoint calls them."""
+        """Return what waits, named after variables as another checkpoint calls them."""
         return {self._renamed(name, name_of): value for name, value in self.waiting.items()}
 
     def _renamed(self, name: str, name_of: NameOf) -> str:
@@ -118,8 +126,9 @@ class Deferred:
         return name if new is None else name.removesuffix(self._variables[owner]) + new
 
     def settle(self) -> None:
-        """Says that all parts have been made: what was not taken is not used."""
+        """Note that all parts have been made: what was not taken is not used."""
         self.settled = True
+        self.waiting = dict.fromkeys(self.waiting)  # the names; the arrays are not needed any more
 
 
 @final
@@ -144,7 +153,7 @@ class TakenApart:
 
 class TakeApart(Protocol):
     def __call__(self, thing: Any, name_of: NameOf, /) -> TakenApart:
-        """Takes an object apart; `name_of` says how variables are called in the checkpoint."""
+        """Take an object apart; `name_of` says how variables are called in the checkpoint."""
         ...
 
 
@@ -168,12 +177,12 @@ _kinds: list[Kind] = []
 
 
 def register(kind: Kind) -> None:
-    """Teaches checkpoints another kind of objects."""
+    """Teach checkpoints another kind of objects."""
     _kinds.append(kind)
 
 
 def kind_of(thing: Any) -> Kind | None:
-    """The kind that was registered for an object."""
+    """Return the kind that was registered for an object."""
     return next((kind for kind in reversed(_kinds) if kind.recognise(thing)), None)
 
 

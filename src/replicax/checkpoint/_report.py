@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
 from replicax.checkpoint._parts import Deferred, joined
 from replicax.errors import CheckpointMismatch
+from replicax.variables import Variable
 
 _SHOWN = 8
 
@@ -15,16 +16,17 @@ _SHOWN = 8
 class RestoreReport:
     """What `Checkpoint.restore` did. Names are those of objects, and of what is in them.
 
-    `path` is the checkpoint.
+    `path` is the checkpoint; None if there was none to restore. The report is kept up to date when
+    parts that did not exist yet are made, and attributes of the checkpoint are set.
     """
 
     def __init__(
         self,
-        path: str,
-        restored: Sequence[str],
-        unused: Sequence[str],
-        missing: Sequence[str],
-        deferred: Sequence[Deferred],
+        path: str | None,
+        restored: Sequence[str] = (),
+        unused: Sequence[str] = (),
+        missing: Sequence[str] = (),
+        deferred: Sequence[Deferred] = (),
     ) -> None:
         self.path = path
         self._missing = tuple(missing)
@@ -40,11 +42,15 @@ class RestoreReport:
     @property
     def deferred(self) -> tuple[str, ...]:
         """What is restored when its object makes it, as an optimizer does in its first step."""
-        return _in_full((each, each.waiting) for each in self._later if not each.settled)
+        return _in_full((each, each.waiting) for each in self._waiting)
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """What the checkpoint has, and no object wants."""
+        """What the checkpoint has, and no object wants so far.
+
+        If the checkpoint has no attribute of that name yet, it is restored when that is set:
+        `checkpoint.model = model`.
+        """
         left = ((each, each.waiting.keys() - each.taken) for each in self._made)
         return (*self._unused, *_in_full(left))
 
@@ -53,13 +59,36 @@ class RestoreReport:
         """What objects have, and the checkpoint does not: it is as it was before."""
         return (*self._missing, *_in_full((each, each.lacking) for each in self._made))
 
+    def unused_under(self, name: str) -> list[str]:
+        """Return what an object of this name, given to the checkpoint now, would find there."""
+        return [key for key in self._unused if key == name or key.startswith(f"{name}/")]
+
+    def learn(self, variables: Mapping[Variable, str]) -> None:
+        """Tell what waits for its parts how further variables are called."""
+        for each in self._waiting:
+            each.learn(variables)
+
+    def extend(self, name: str, later: RestoreReport) -> None:
+        """Take over what a later restore did for the object `name`."""
+        done = {*later._restored, *_in_full((each, each.waiting) for each in later._later)}
+        self._restored += later._restored
+        self._later += later._later
+        self._unused = tuple(key for key in self._unused if key not in done)
+        others = (key for key in self._missing if key != name and not key.startswith(f"{name}/"))
+        self._missing = (*others, *later._missing)
+
+    @property
+    def _waiting(self) -> list[Deferred]:
+        """What was deferred, of objects that have not made all their parts yet."""
+        return [each for each in self._later if not each.settled]
+
     @property
     def _made(self) -> list[Deferred]:
         """What was deferred, of objects that have made all their parts since."""
         return [each for each in self._later if each.settled]
 
     def assert_consumed(self) -> RestoreReport:
-        """Raises unless everything in the checkpoint, and every object, has found its match."""
+        """Raise unless everything in the checkpoint, and every object, has found its match."""
         self.assert_existing_objects_matched()
         if self.unused or self.deferred:
             raise CheckpointMismatch(
@@ -70,7 +99,12 @@ class RestoreReport:
         return self
 
     def assert_existing_objects_matched(self) -> RestoreReport:
-        """Raises if an object has found nothing in the checkpoint."""
+        """Raise if an object has found nothing in the checkpoint."""
+        if self.path is None:
+            raise CheckpointMismatch(
+                "Nothing has been restored: `restore` was given None, as there was no checkpoint. "
+                "Ask the report only where there was one."
+            )
         if self.missing:
             raise CheckpointMismatch(
                 f"{self.path} does not have everything.{_listed('It lacks', self.missing)}"
@@ -80,10 +114,12 @@ class RestoreReport:
         return self
 
     def expect_partial(self) -> RestoreReport:
-        """For programs written for TensorFlow, where this silences warnings. Here are none."""
+        """Return the report; in TensorFlow this silences warnings, of which there are none here."""
         return self
 
     def __repr__(self) -> str:
+        if self.path is None:
+            return "<RestoreReport: there was no checkpoint to restore>"
         parts = [f"restored {len(self.restored)} of {self._total} from {self.path}"]
         for what in ("deferred", "unused", "missing"):
             names = getattr(self, what)

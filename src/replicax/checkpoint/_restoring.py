@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast, final
 
@@ -12,9 +12,14 @@ from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._manifest import Manifest
 from replicax.checkpoint._parts import described
 from replicax.checkpoint._report import RestoreReport
-from replicax.checkpoint._saving import meet, this_worker, worker_count, worker_name
-from replicax.checkpoint._writing import under_way
-from replicax.errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
+from replicax.checkpoint._saving import (
+    finish_earlier,
+    meet,
+    this_worker,
+    worker_count,
+    worker_name,
+)
+from replicax.errors import CheckpointError, CheckpointMismatch
 from replicax.variables import all_or_nothing
 
 Result = TypeVar("Result")
@@ -22,15 +27,20 @@ Result = TypeVar("Result")
 _SHOWN = 10  # of the names in a message
 
 
-def restore(inventory: Inventory, path: Path, *, partial: bool) -> tuple[RestoreReport, int]:
-    """Restores what matches; returns what that was, and how often the checkpoint was saved.
+def restore(
+    inventory: Inventory, path: Path, *, partial: bool, wanted: Collection[str] | None = None
+) -> tuple[RestoreReport, Manifest]:
+    """Restore what matches; return what that was, and what the checkpoint says of itself.
 
     Args:
       inventory: The objects.
       path: The checkpoint.
       partial: Whether objects may find nothing in it.
+      wanted: The names of what to restore, all of which are of one object that is given to the
+        checkpoint later; everything if not given.
     """
-    plan = on_all_workers(f"restore {path}", lambda: _Plan(inventory, path, partial))
+    finish_earlier(path.parent)
+    plan = on_all_workers(f"restore {path}", lambda: _Plan(inventory, path, partial, wanted))
     if len(set(meet("comparing checkpoints", plan.manifest.checksum))) > 1:
         raise CheckpointMismatch(
             f"The workers found different checkpoints at {path}. Give all of them the same one, in "
@@ -41,14 +51,26 @@ def restore(inventory: Inventory, path: Path, *, partial: bool) -> tuple[Restore
         on_all_workers(f"restore {path}", lambda: resumed.set(plan.positions))
         frame = _context.current()
         with all_or_nothing(frame) as inside, _context.entered(inside):
-            return plan.carry_out(), plan.manifest.saves
+            return plan.carry_out(), plan.manifest
     except BaseException as error:
         resumed.undo(error)
         raise
 
 
+def any_has_one(path: Path | None) -> bool:
+    """Return whether the workers have a checkpoint; raise if only some of them do."""
+    without = meet("looking at what to restore", path is None)
+    if any(without) and not all(without):
+        names = " and ".join(worker_name(i) for i, none in enumerate(without) if none)
+        raise CheckpointMismatch(
+            f"Some workers have a checkpoint to restore, and {names} got None. Give all workers "
+            "the same path, in a directory that all see."
+        )
+    return not any(without)
+
+
 def on_all_workers(what: str, action: Callable[[], Result]) -> Result:
-    """What `action` returns; if it fails on one worker, all are told."""
+    """Return what `action` returns; if it fails on one worker, all are told."""
     result, failure = None, None
     try:
         result = action()
@@ -75,7 +97,7 @@ class _Resumed:
         self._before: dict[str, Any] = {}
 
     def set(self, positions: Mapping[str, Any]) -> None:
-        """Sets all of them, also after one has failed: workers count what they do in step."""
+        """Set all of them, also after one has failed: workers count what they do in step."""
         failures = []
         for key, state in positions.items():
             self._before[key] = self._parts[key].read()
@@ -100,14 +122,12 @@ class _Resumed:
 class _Plan:
     """What goes where; it is made without changing anything."""
 
-    def __init__(self, inventory: Inventory, path: Path, partial: bool) -> None:
+    def __init__(
+        self, inventory: Inventory, path: Path, partial: bool, wanted: Collection[str] | None
+    ) -> None:
         self._path = path
-        begun = [each.path.name for each in under_way(path.parent)]
-        if path.name in begun and not path.exists():
-            raise CheckpointNotFound(
-                f"{path} is still being written. Call `wait()` of its manager before."
-            )
-        self.manifest = manifest = files.read_manifest(path)
+        manifest = files.read_manifest(path)
+        self.manifest = manifest = manifest if wanted is None else manifest.narrowed_to(wanted)
         self.inventory = inventory = inventory.completed_for(manifest.arrays)
         self._restored: list[str] = []
         self._unused: list[str] = []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import jax
 import numpy as np
@@ -32,7 +33,7 @@ _LONGEST_STATES = 8_000_000  # characters of JSON, of all workers
 
 
 def meet(label: str, value: Any = None) -> list[Any]:
-    """What all workers bring; of a process alone, what it brings itself."""
+    """Return what all workers bring; of a process alone, what it brings itself."""
     session = cluster.session()
     return [value] if session is None else session.meet(label, value)
 
@@ -54,12 +55,14 @@ def worker_name(worker: int) -> str:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Target:
+class Numbered:
     """Where this worker wants a checkpoint: `directory/name-number`, or the next number."""
 
     directory: Path
     name: str
-    number: int | None
+    number: int | None = None
+    doing: ClassVar[str] = "saving a checkpoint"
+    replaces: ClassVar[bool] = False
 
     @property
     def place(self) -> list[str]:
@@ -69,13 +72,55 @@ class Target:
     def path(self, number: int) -> Path:
         return self.directory / f"{self.name}-{number}"
 
+    def proposed(self, saves: int) -> int:
+        """Return the number that this worker would give it, after so many saves."""
+        return max(saves, *self.taken(), 0) + 1 if self.number is None else self.number
+
     def taken(self) -> list[int]:
-        """The numbers of what is there, and of what this process is about to write there."""
+        """Return the numbers of what is there, and of what this process is about to write there."""
         begun = [each.path.name.rpartition("-") for each in under_way(self.directory)]
         return [
             *files.taken(self.directory, self.name),
-            *(int(number) for name, _, number in begun if name == self.name),
+            *(int(number) for name, _, number in begun if name == self.name and number.isdigit()),
         ]
+
+    def remove_leftovers(self) -> None:
+        files.remove_leftovers(self.directory, rf"{re.escape(self.name)}-\d+")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """Where this worker wants a checkpoint without a number; it replaces the one that is there."""
+
+    directory: Path
+    name: str
+    doing: ClassVar[str] = "writing a checkpoint"
+    replaces: ClassVar[bool] = True
+
+    @property
+    def place(self) -> list[str]:
+        return [os.path.realpath(self.directory), self.name]
+
+    def path(self, number: int) -> Path:
+        return self.directory / self.name
+
+    def proposed(self, saves: int) -> int:
+        """Return 0, unless the path is taken by something that must not be replaced."""
+        path = self.path(0)
+        if path.exists() and not files.is_checkpoint(path):
+            raise InvalidArgument(
+                f"A checkpoint cannot be written to {path}: there is something else, that is no "
+                "checkpoint of replicax. Remove it, or give another path."
+            )
+        return 0
+
+    def remove_leftovers(self) -> None:
+        files.complete_replacement(self.path(0))
+        files.remove_leftovers(self.directory, re.escape(self.name))
+
+
+Target = Numbered | Exact
 
 
 @final
@@ -89,6 +134,7 @@ class Saving:
 
     def __init__(self, path: Path, writing: Writing | None) -> None:
         self.path = path
+        self.finished = self.failed = False
         self._writing = writing
 
     @property
@@ -98,14 +144,19 @@ class Saving:
         return worker_count() == 1 and self._writing is not None and self._writing.has_failed
 
     def finish(self) -> None:
-        """Waits until it is written, wherever that is; raises `SaveFailed` if it could not be."""
+        """Wait until it is written, wherever that is; raise `SaveFailed`, once, if it was not."""
+        if self.finished:
+            return
         limit = _longest_wait()
         while True:
             news = meet("the end of a save", self._writing and self._writing.news(limit))
             if not any(each == BUSY for each in news):
                 break
+        # Not before: after an interrupt the next call waits again.
+        self.finished = True
         for worker, each in enumerate(news):
             if each is not None and each != DONE:
+                self.failed = True
                 cause = self._writing.surface() if self._writing is not None else None
                 raise SaveFailed(
                     f"{worker_name(worker)} could not write the checkpoint {each['path']}: "
@@ -115,7 +166,7 @@ class Saving:
 
 
 def finish_earlier(directory: Path) -> None:
-    """Waits for what the workers' processes still write into a directory, for whomever.
+    """Wait for what the workers' processes still write into a directory, by any manager.
 
     A manager that was left by an error does not wait for its last checkpoint. The next one that
     looks for the latest has to.
@@ -128,7 +179,7 @@ def finish_earlier(directory: Path) -> None:
 
 
 def _longest_wait() -> float | None:
-    """How long a worker may wait by itself before it has to meet the others."""
+    """Return how long a worker may wait by itself before it must meet the others."""
     session = cluster.session()
     # Who writes comes to the meetings too, and says that it is not ready, so that the others
     # do not take it for stuck.
@@ -139,15 +190,17 @@ def begin(
     inventory: Inventory,
     target: Target,
     saves: int,
+    run_calls: int,
     afterwards: Callable[[], None] = lambda: None,
 ) -> Saving:
-    """Takes all values, agrees with the other workers, and begins to write.
+    """Take all values, agree with the other workers, and begin to write.
 
     Args:
       inventory: What is saved.
       target: Where. Workers that name the same path share one checkpoint, which the first of them
         writes; one that names a path of its own writes one of its own.
-      saves: How many times it has been saved before.
+      saves: How many times it has been saved, with this one.
+      run_calls: How many calls a `PreemptionCheckpointHandler` has made.
       afterwards: Is called when the checkpoint is complete, in the thread that wrote it.
     """
     parts = inventory.arrays
@@ -168,7 +221,7 @@ def begin(
     number = max(each["number"] for each in everyones)
     places = [each["place"] for each in everyones]
     manifest = Manifest(
-        max(each["saves"] for each in everyones) + 1,
+        max(each["saves"] for each in everyones),
         len(everyones),
         facts,
         plain,
@@ -176,13 +229,14 @@ def begin(
             key: Position(part.shared, [e["positions"][key] for e in everyones][: _count(part)])
             for key, part in inventory.positions.items()
         },
+        run_calls,
     )
     path, own = target.path(number), this_worker()
 
     def write() -> None:
         target.directory.mkdir(parents=True, exist_ok=True)
-        files.remove_leftovers(target.directory, target.name)
-        files.write(path, arrays, manifest)
+        target.remove_leftovers()
+        files.write(path, arrays, manifest, target.replaces)
         afterwards()
 
     writes = places.index(places[own]) == own
@@ -190,14 +244,14 @@ def begin(
 
 
 def _count(part: Any) -> int | None:
-    """How many of the workers' states are kept."""
+    """Return how many of the workers' states are kept."""
     return 1 if part.shared else None
 
 
 def _agree(
     inventory: Inventory, target: Target, saves: int, facts: Mapping[str, ArrayFacts]
 ) -> list[dict[str, Any]]:
-    """What each worker saves, and where."""
+    """Agree on what is saved, and return what each worker brings and where it writes."""
     contents = sorted(
         [f"{key}: {each.dtype}{list(each.shape)}" for key, each in facts.items()]
         + [f"{key}: a value" for key in inventory.values]
@@ -205,10 +259,9 @@ def _agree(
     )
     failure = None
     positions: dict[str, Any] = {}
-    number = target.number
+    number = 0
     try:
-        if number is None:
-            number = max(saves, *target.taken(), 0) + 1
+        number = target.proposed(saves - 1)
         positions = {
             key: None if part.shared and this_worker() else _expressed(key, part.read())
             for key, part in inventory.positions.items()
@@ -218,7 +271,7 @@ def _agree(
     except Exception as error:
         failure = error
     everyones = meet(
-        "saving a checkpoint",
+        target.doing,
         {
             "place": target.place,
             "number": number,
@@ -274,7 +327,7 @@ def _expressed(key: str, state: Any) -> Any:
 
 
 def _require_words_as_keys(state: Any) -> None:
-    """JSON makes words of other keys without saying so."""
+    """Refuse other keys, of which JSON would make words without saying so."""
     if isinstance(state, dict):
         for key, value in state.items():
             if not isinstance(key, str):
@@ -296,7 +349,7 @@ def _on_host(value: Any, lasting: bool) -> np.ndarray:
 
 
 def _whole(array: jax.Array) -> Any:
-    """All of an array that is on devices of several processes."""
+    """Return all of an array that is on devices of several processes."""
     if array.is_fully_replicated:
         return array.addressable_data(0)
     return cluster.current().run(

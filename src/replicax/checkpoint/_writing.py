@@ -60,7 +60,7 @@ class Writing:
             _writings.discard(self)
 
     def news(self, seconds: float | None) -> Any:
-        """How it stands, at the latest after so many seconds."""
+        """Return how it stands, at the latest after so many seconds."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             return BUSY
@@ -75,24 +75,24 @@ class Writing:
         return not self._thread.is_alive() and self._error is not None
 
     def surface(self) -> BaseException | None:
-        """What went wrong, for somebody who raises it."""
+        """Return what went wrong, for the caller to raise."""
         atexit.unregister(self._complain)
         return self._error
 
     def _complain(self) -> None:
-        """The program has ended without having asked how the save went."""
+        """Print the error of a save whose outcome the program has never asked for."""
         _say(f"the checkpoint {self.path} was not written: {self._error!r}.")
 
 
 def under_way(directory: Path) -> list[Writing]:
-    """What this process writes into a directory, or is about to."""
+    """Return what this process writes into a directory, or is about to."""
     place = os.path.realpath(directory)
     return [each for each in list(_writings) if os.path.realpath(each.path.parent) == place]
 
 
 @functools.cache
 def _wait_at_exit() -> None:
-    """A program that ends waits for what it is about to write."""
+    """Have a program that ends wait for what it is about to write."""
     # `atexit` comes later, when Python has closed the pools of threads that Orbax uses.
     register = threading._register_atexit  # pyright: ignore[reportAttributeAccessIssue]
     register(_finish_all)

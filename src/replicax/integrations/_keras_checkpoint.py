@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
+import weakref
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from replicax import _bridges
-from replicax.checkpoint import ArrayPart, Kind, NameOf, TakenApart
+from replicax import _bridges, _context
+from replicax.checkpoint import ArrayPart, Deferred, Kind, NameOf, TakenApart
 from replicax.errors import CheckpointMismatch, ContextError
 from replicax.strategies import Strategy
 from replicax.variables import Variable
@@ -32,10 +35,7 @@ def _take_apart(thing: Any, _: NameOf) -> TakenApart:
     if isinstance(thing, keras.metrics.Metric):
         return TakenApart(_by_path(thing.variables, [thing]))
     if isinstance(thing, keras.optimizers.Optimizer):
-        return TakenApart(
-            _by_position(thing.variables),
-            make=None if thing.built else _refuse_unbuilt_optimizer,
-        )
+        return _take_optimizer_apart(thing)
     if isinstance(thing, keras.Model):
         thing.jax_state_sync()  # in a callback of `fit`, the values of the last step are elsewhere
     parts = _by_path(thing.variables, thing._flatten_layers())
@@ -60,6 +60,56 @@ def _take_apart(thing: Any, _: NameOf) -> TakenApart:
     return TakenApart(parts, make=make)
 
 
+# What was restored for slots that an optimizer has not made yet.
+_waiting: weakref.WeakKeyDictionary[Any, Deferred] = weakref.WeakKeyDictionary()
+
+
+def _take_optimizer_apart(optimizer: Any) -> TakenApart:
+    parts = _by_position(optimizer.variables)
+    if optimizer.built:
+        return TakenApart(parts)
+    if type(optimizer).variables is not sys.modules["keras"].optimizers.Optimizer.variables:
+        # One that wraps others: its variables change places when it is built.
+        return TakenApart(parts, make=_refuse_unbuilt_optimizer)
+
+    def defer(deferred: Deferred) -> None:
+        if optimizer not in _waiting:
+            _fill_when_built(optimizer)
+        _waiting[optimizer] = deferred
+
+    waiting = _waiting.get(optimizer)
+    return TakenApart(parts, defer, {} if waiting is None else waiting.waiting)
+
+
+def _fill_when_built(optimizer: Any) -> None:
+    """Have an optimizer give its slots what waits for them, in the moment when it makes them."""
+    build = optimizer.build
+
+    @functools.wraps(build)
+    def build_and_fill(variables: Any) -> None:
+        # Here, because it imports Keras.
+        from replicax.integrations.keras._scope import outside_of_functions
+
+        with outside_of_functions():  # or they would have no numbers before the function ends
+            build(variables)
+        deferred = _waiting[optimizer]
+        restored = [
+            (part, deferred.take(name, part.shape, part.dtype))
+            for name, part in _by_position(optimizer.variables).items()
+            if name not in before
+        ]
+        # Now, also while a program is traced: as the slots do, this begins with numbers.
+        with _context.entered(_context.Frame()), jax.ensure_compile_time_eval():
+            for part, value in restored:
+                if value is not None:
+                    part.write(value)
+        deferred.settle()
+        del _waiting[optimizer], optimizer.build
+
+    before = _by_position(optimizer.variables).keys()
+    optimizer.build = build_and_fill
+
+
 def _refuse_unbuilt_optimizer(place: str) -> None:
     raise CheckpointMismatch(
         f"The Keras optimizer {place!r} has no slots yet to restore into. Make them first: call "
@@ -68,7 +118,7 @@ def _refuse_unbuilt_optimizer(place: str) -> None:
 
 
 def _scope_of(variables: Iterable[Any]) -> Any:
-    """That of the strategy to which variables belong."""
+    """Return the scope of the strategy to which variables belong."""
     for variable in variables:
         ours = _bridges.variable_of(variable)
         if isinstance(ours, Variable) and isinstance(ours.strategy, Strategy):
@@ -100,7 +150,7 @@ def _value_of(variable: Any) -> Any:
 def _by_path(
     variables: Iterable[Any], named: Iterable[Any], optional: bool = False
 ) -> dict[str, ArrayPart]:
-    """By their paths, as Keras numbers them in a fresh process.
+    """Name variables by their paths, as Keras numbers them in a fresh process.
 
     Keras counts the layers of a class over all models of a process: `dense_7` of the second model
     is the `dense_3` of the first. Names that somebody has given stay as they are.
@@ -139,7 +189,7 @@ def _by_path(
 
 
 def _automatic_base(name: str, class_name: str) -> str | None:
-    """What Keras numbered to get this name; None if it does not come from the name of the class.
+    """Return what Keras numbered to get this name; None if it is not the name of the class.
 
     `Bidirectional` puts a word before the name of its layer.
     """
@@ -148,14 +198,14 @@ def _automatic_base(name: str, class_name: str) -> str | None:
 
 
 def _snake_case(name: str) -> str:
-    """As `keras.src.utils.naming.to_snake_case`."""
+    """Return what `keras.src.utils.naming.to_snake_case` returns."""
     name = re.sub(r"\W+", "", name)
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 def _by_position(variables: Iterable[Any]) -> dict[str, ArrayPart]:
-    """By position, and by what they are for: their paths have those of the trained variables."""
+    """Name slots by position and purpose: their paths have those of the trained variables."""
     return {
         f"{position}_{variable.path.rpartition('_')[2].rpartition('/')[2]}": _part(variable)
         for position, variable in enumerate(variables)

@@ -79,7 +79,7 @@ class Optimizer:
         self._slots: list[Variable] = []
         self._structure: Any = None
         self._slot_paths: list[Any] = []
-        self._restored: tuple[Deferred, NameOf] | None = None
+        self._restored: Deferred | None = None
         self._warned = False
         self._copied = False
         self._iterations = Variable(
@@ -117,7 +117,8 @@ class Optimizer:
         Args:
           grads_and_vars: Pairs of a gradient and its variable; the same variables every time. With
             `params`, a nest of gradients.
-          params: A nest of variables, of the structure of the gradients.
+          params: A nest of variables, of the structure of the gradients, or a function that returns
+            it.
           name: Accepted for the sake of programs written for the reference.
           skip_gradients_aggregation: Whether the gradients are the same on all replicas already,
             because they were summed by `all_reduce`, and clipped perhaps. By default they are not.
@@ -125,6 +126,7 @@ class Optimizer:
             `skip_gradients_aggregation=True`.
         """
         del name
+        params = params() if callable(params) else params
         pairs = list(grads_and_vars) if params is None else _paired(grads_and_vars, params)
         gradients, variables = self._checked(pairs)
         skip = _skips(skip_gradients_aggregation, experimental_aggregate_gradients)
@@ -155,7 +157,8 @@ class Optimizer:
 
         Args:
           loss: A function without arguments that returns a scalar and reads the variables.
-          var_list: The variables to change, as a list or another nest.
+          var_list: The variables to change, as a list or another nest, or a function that returns
+            them, which is asked when the loss has been computed.
           name: Accepted for the sake of programs written for the reference.
           skip_gradients_aggregation: As of `apply_gradients`.
 
@@ -250,7 +253,7 @@ class Optimizer:
             variable.store_cross_replica_array(value)
         self._trained = trained
         if self._restored is not None:
-            self._restored[0].settle()
+            self._restored.settle()
             self._restored = None
 
     @functools.cached_property
@@ -300,9 +303,8 @@ class Optimizer:
         for path, leaf in leaves:
             owner = _owner(path, leaf, variables)
             if self._restored is not None:
-                deferred, name_of = self._restored
-                name = _slot_name(path, leaf, variables, name_of)
-                restored = deferred.take(name, jnp.shape(leaf), jnp.result_type(leaf))
+                name = _slot_name(path, leaf, variables, self._restored.name_of)
+                restored = self._restored.take(name, jnp.shape(leaf), jnp.result_type(leaf))
                 leaf = leaf if restored is None else restored
             with strategy.extended.colocate_vars_with(owner):
                 name = f"{self._name}/{owner.name}{jax.tree_util.keystr(path)}"
@@ -319,9 +321,9 @@ class Optimizer:
             return TakenApart(parts)
 
         def defer(deferred: Deferred) -> None:
-            self._restored = deferred, name_of
+            self._restored = deferred
 
-        waiting = {} if self._restored is None else self._restored[0].renamed(name_of)
+        waiting = {} if self._restored is None else self._restored.renamed(name_of)
         return TakenApart(parts, defer, waiting)
 
     def _checked(self, pairs: list[tuple[Any, Variable]]) -> tuple[list[Any], tuple[Variable, ...]]:

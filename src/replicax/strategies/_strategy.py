@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from replicax import _bridges, _context, _nest
 from replicax._describing import described
 from replicax._enums import ReduceOp
+from replicax._jax_compat import uncommitted
 from replicax._typing import Nest
 from replicax.errors import ContextError, InvalidArgument, InvalidType, NotPicklable
 from replicax.input import (
@@ -188,7 +189,10 @@ class Strategy:
             return gather_nest(self, value, axis)
 
     def experimental_local_results(self, value: Nest) -> tuple[Any, ...]:
-        """The components of this process's replicas; of a plain value, a tuple with just it."""
+        """Return the components of this process's replicas; of a plain value, a tuple with it.
+
+        Arrays among them can be combined with each other: JAX brings them to one device.
+        """
         distributed = isinstance(value, (DistributedValues, Variable))
         if not distributed and (value is None or _nest.is_leaf(value)):
             return (value,)
@@ -199,12 +203,13 @@ class Strategy:
                 "take it apart outside; or use `strategy.gather`."
             )
         if distributed:
-            return value.values
+            return tuple(_movable(component) for component in value.values)
 
         def component(leaf: Any, index: int) -> Any:
             if not isinstance(leaf, (DistributedValues, Variable)):
                 return leaf
-            return leaf.values[min(index, len(leaf.values) - 1)]  # one copy may serve all
+            # One copy may serve all.
+            return _movable(leaf.values[min(index, len(leaf.values) - 1)])
 
         return tuple(
             _nest.transform(lambda leaf, index=index: component(leaf, index), value)
@@ -342,6 +347,10 @@ class Scope:
     def __exit__(self, *exception: Any) -> None:
         self._entered.stack.pop().__exit__(*exception)
         _bridges.follow()
+
+
+def _movable(component: Any) -> Any:
+    return uncommitted(component) if isinstance(component, jax.Array) else component
 
 
 def _on_device(leaf: Any, home: Home) -> Any:

@@ -63,11 +63,6 @@ def create_variable(request: VariableRequest) -> Variable:
     from replicax.variables._plain import PlainVariable  # a kind of Variable: it imports this file
 
     frame = _context.current()
-    if frame.overlay is not None:
-        raise InvalidArgument(
-            f"Variable {request.name!r} was created inside a function that is being "
-            "differentiated. Create it before `rx.value_and_grad`."
-        )
     strategy = frame.strategy
     if strategy is None:
         with _context.entered(replace(frame, program=None)), jax.ensure_compile_time_eval():

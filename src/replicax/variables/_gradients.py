@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from replicax import _bridges, _context, _nest
 from replicax._describing import described
 from replicax._typing import Nest
-from replicax.errors import InvalidType
+from replicax.errors import InvalidArgument, InvalidType
 from replicax.variables._derivatives import value_and_gradients
 from replicax.variables._state import Overlay
 from replicax.variables._variable import Variable
@@ -29,7 +29,8 @@ def value_and_grad(
 
     Args:
       fn: Returns a scalar, or `(scalar, anything)` with `has_aux`. It reads the variables.
-      variables: A variable or a nest of them; the gradients have the same structure.
+      variables: A variable or a nest of them; the gradients have the same structure. Or a function
+        that returns it, which is asked when `fn` has been called: `fn` may create variables.
       has_aux: Whether `fn` returns something besides the value.
 
     >>> import replicax as rx
@@ -38,43 +39,92 @@ def value_and_grad(
     >>> float(value), float(gradient)
     (18.0, 12.0)
     """
-    given, structure = _nest.flatten(variables)
-    leaves = [_bridges.variable_of(leaf) for leaf in given]
-    for leaf in leaves:
-        if not isinstance(leaf, Variable):
-            raise InvalidType(
-                f"Gradients are taken with respect to variables; got {described(leaf)}."
-            )
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise InvalidType(
-                f"Variable {leaf.name!r} has dtype {leaf.dtype}, which has no gradient. Leave it "
-                "out of `variables`, or give it a float dtype."
-            )
-    distinct = list(dict.fromkeys(leaves))
+    ask = variables if callable(variables) else None
+    known = _Differentiated(variables) if ask is None else None
     code = _code_of(fn)
 
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Nest]:
-        frame = _context.current()
-        written: list[Variable] = []
-
-        def function(values: list[jax.Array]) -> tuple[Any, Any]:
-            overlay = Overlay(dict(zip(distinct, values, strict=True)), frame.overlay)
-            with _context.entered(replace(frame, overlay=overlay)):
-                result = _bridges.surrounded(fn)(*args, **kwargs)
-            value, aux = result if has_aux else (result, None)
-            writes = overlay.written()
-            written[:] = writes
-            return jnp.asarray(value), (aux, list(writes.values()))
-
-        inputs = [variable.value for variable in distinct]
-        (value, (aux, new_values)), gradients = value_and_gradients(function, code, inputs)
-        for variable, new_value in zip(written, new_values, strict=True):
-            variable.settle(new_value)
-        by_variable = dict(zip(distinct, gradients, strict=True))
-        nest = jax.tree.unflatten(structure, [by_variable[leaf] for leaf in leaves])
-        return ((value, aux) if has_aux else value), nest
+        current = known or _Differentiated(variables(), may_be_empty=True)
+        while True:
+            try:
+                return _differentiate(fn, code, current, ask, has_aux, args, kwargs)
+            except _MoreVariables as more:  # when a model is built, and hardly ever again
+                current = more.variables
 
     return differentiated
+
+
+class _Differentiated:
+    """The variables that gradients are taken with respect to, and the nest they were given in."""
+
+    def __init__(self, nest: Nest, *, may_be_empty: bool = False) -> None:
+        given, self.structure = _nest.flatten(nest)
+        self.leaves: list[Variable] = [_bridges.variable_of(leaf) for leaf in given]
+        if not self.leaves and not may_be_empty:
+            raise InvalidArgument(
+                "Gradients are taken with respect to variables, and there are none: the model has "
+                "no variables yet. Build it first, or pass a function that is asked later: "
+                "`rx.value_and_grad(loss, lambda: model.trainable_variables)`."
+            )
+        for leaf in self.leaves:
+            if not isinstance(leaf, Variable):
+                raise InvalidType(
+                    f"Gradients are taken with respect to variables; got {described(leaf)}."
+                )
+            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+                raise InvalidType(
+                    f"Variable {leaf.name!r} has dtype {leaf.dtype}, which has no gradient. Leave "
+                    "it out of `variables`, or give it a float dtype."
+                )
+        self.distinct = list(dict.fromkeys(self.leaves))
+
+    def nest_of(self, gradients: Sequence[jax.Array]) -> Nest:
+        """Return the gradients of the distinct variables in the nest that these were given in."""
+        by_variable = dict(zip(self.distinct, gradients, strict=True))
+        return jax.tree.unflatten(self.structure, [by_variable[leaf] for leaf in self.leaves])
+
+
+class _MoreVariables(BaseException):
+    """Says that a function has created variables, with respect to which gradients are wanted.
+
+    No `Exception`, which would be taken for one of the function's own.
+    """
+
+    def __init__(self, variables: _Differentiated) -> None:
+        super().__init__()
+        self.variables = variables
+
+
+def _differentiate(
+    fn: Callable[..., Any],
+    code: Any,
+    variables: _Differentiated,
+    ask: Callable[[], Nest] | None,
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Nest]:
+    frame = _context.current()
+    written: list[Variable] = []
+
+    def function(values: list[jax.Array]) -> tuple[Any, Any]:
+        overlay = Overlay(dict(zip(variables.distinct, values, strict=True)), frame.overlay)
+        with _context.entered(replace(frame, overlay=overlay)):
+            result = _bridges.surrounded(fn)(*args, **kwargs)
+        if ask is not None:
+            now = _Differentiated(ask())
+            if set(map(id, now.distinct)) != set(map(id, variables.distinct)):
+                raise _MoreVariables(now)
+        value, aux = result if has_aux else (result, None)
+        writes = overlay.written()
+        written[:] = writes
+        return jnp.asarray(value), (aux, list(writes.values()))
+
+    inputs = [variable.value for variable in variables.distinct]
+    (value, (aux, new_values)), gradients = value_and_gradients(function, code, inputs)
+    for variable, new_value in zip(written, new_values, strict=True):
+        variable.settle(new_value)
+    return ((value, aux) if has_aux else value), variables.nest_of(gradients)
 
 
 def grad(fn: Callable[..., Any], variables: Nest, has_aux: bool = False) -> Callable[..., Any]:

@@ -73,7 +73,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._fitted: Any = self.model
         self._progress = _Progress(self._fitted)
         checkpoint = Checkpoint(model=self._fitted, progress=self._progress)
-        self._manager = CheckpointManager(checkpoint, self._directory, max_to_keep=1)
+        self._manager = CheckpointManager(
+            checkpoint, self._directory, max_to_keep=1, asynchronous=True
+        )
         self._restored = self._manager.restore_or_initialize() is not None
         self._unsaved = 0
         if self._restored:

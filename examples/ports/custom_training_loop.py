@@ -3,14 +3,15 @@
     python examples/ports/custom_training_loop.py --replicas 2
     python examples/ports/custom_training_loop.py --replicas 1    # the same losses
 
-In an environment with replicax[demo]. A convolutional network learns scanned digits in a loop of its
-own, is saved after every epoch, and is in the end restored and tested without a strategy.
+In an environment with replicax[demo]. A convolutional network learns scanned digits in a loop of
+its own, is saved after every epoch, and is in the end restored and tested without a strategy.
 docs/ports/custom_training_loop.md has it beside the TensorFlow program.
 """
 
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 
 import click
 import jax
@@ -71,9 +72,15 @@ def keras_adam(learning_rate: float) -> optax.GradientTransformation:
 @click.command()
 @click.option("--replicas", default=2, show_default=True, help="So many virtual devices.")
 @click.option("--epochs", default=10, show_default=True)
-@click.option("--checkpoints", help="Where to save; a temporary directory, if not given.")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    default=Path(tempfile.gettempdir()) / "replicax_custom_training_loop",
+    show_default=True,
+    help="Where to save.",
+)
 @click.option("--losses", "path", help="A file to write the losses of all steps to, as JSON.")
-def main(replicas: int, epochs: int, checkpoints: str | None, path: str | None) -> None:
+def main(replicas: int, epochs: int, directory: Path, path: str | None) -> None:
     """Train, test and save in every epoch; then restore, and test without a strategy."""
     strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
     print(f"Number of devices: {strategy.num_replicas_in_sync}")
@@ -120,35 +127,32 @@ def main(replicas: int, epochs: int, checkpoints: str | None, path: str | None) 
     def distributed_test_step(batch: tuple[rx.PerReplica, rx.PerReplica]) -> None:
         strategy.run(test_step, args=batch)
 
-    directory = tempfile.TemporaryDirectory()
     checkpoint = rx.Checkpoint(optimizer=optimizer, model=model.weights)
     curves: dict[str, list[float]] = {"loss": [], "test_loss": [], "test_accuracy": []}
-    with rx.CheckpointManager(checkpoint, checkpoints or directory.name, max_to_keep=2) as manager:
-        for epoch in range(epochs):
-            losses = [distributed_train_step(batch) for batch in training]
-            for batch in testing:
-                distributed_test_step(batch)
-            manager.save()
-            curves["loss"] += map(float, losses)
-            curves["test_loss"].append(float(test_loss.result()))
-            curves["test_accuracy"].append(float(test_accuracy.result()))
-            print(
-                f"Epoch {epoch + 1}: loss {np.mean(losses):.4f}, "
-                f"accuracy {train_accuracy.result():.4f}, test loss {test_loss.result():.4f}, "
-                f"test accuracy {test_accuracy.result():.4f}"
-            )
-            for metric in (train_accuracy, test_loss, test_accuracy):
-                metric.reset_state()
+    for epoch in range(epochs):
+        losses = [float(distributed_train_step(batch)) for batch in training]
+        for batch in testing:
+            distributed_test_step(batch)
+        checkpoint.save(directory / "ckpt")
+        curves["loss"] += losses
+        curves["test_loss"].append(float(test_loss.result()))
+        curves["test_accuracy"].append(float(test_accuracy.result()))
+        print(
+            f"Epoch {epoch + 1}: loss {np.mean(losses):.4f}, "
+            f"accuracy {train_accuracy.result():.4f}, test loss {test_loss.result():.4f}, "
+            f"test accuracy {test_accuracy.result():.4f}"
+        )
+        for metric in (train_accuracy, test_loss, test_accuracy):
+            metric.reset_state()
 
     # Elsewhere: no strategy, one device, the weights of the latest checkpoint.
     plain, accuracy = Network(), rx.metrics.Accuracy()
-    rx.Checkpoint(model=plain.weights).restore(manager.latest).assert_existing_objects_matched()
+    latest = rx.latest_checkpoint(directory)
+    rx.Checkpoint(model=plain.weights).restore(latest).assert_existing_objects_matched()
     predict = rx.function(plain)
     for images, labels in rx.from_tensor_slices(test).batch(GLOBAL_BATCH):
         accuracy.update_state(labels, predict(images).argmax(axis=-1))
-    print(f"Accuracy after restoring {manager.latest.rpartition('/')[2]} without a strategy: "
-          f"{accuracy.result():.4f}")
-    directory.cleanup()
+    print(f"Restored {latest}; accuracy without a strategy: {accuracy.result():.4f}")
     if path is not None:
         record(path, f"replicax {rx.__version__}, JAX {jax.__version__}", curves)
 

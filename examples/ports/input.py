@@ -9,14 +9,12 @@ its batches in another way. docs/ports/input.md has it beside the TensorFlow pro
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import click
 import grain
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from starting_point import digits, initial_weights, record
 

@@ -3,10 +3,10 @@
     replicax launch --workers 2 examples/ports/keras_workers.py
     replicax launch --workers 2 --max-restarts 1 examples/ports/keras_workers.py --kill-at 100
 
-In an environment with replicax[keras,demo]. Workers that learn of each other by TF_CONFIG, which the
-launcher sets, train a convolutional network by `fit`, and save it: each to a path of its own, of which
-the chief's is kept. With `--kill-at` worker 1 kills itself in that step, once; started again, all
-resume there. docs/ports/keras_workers.md has it beside the TensorFlow program.
+In an environment with replicax[keras,demo]. Workers that learn of each other by TF_CONFIG, which
+the launcher sets, train a convolutional network by `fit`, and save it, each to a path of its own;
+the chief's is kept. With `--kill-at` worker 1 kills itself after that step, once; started again,
+all resume there. docs/ports/keras_workers.md has it beside the TensorFlow program.
 """
 
 from __future__ import annotations

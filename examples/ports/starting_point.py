@@ -1,7 +1,8 @@
-"""What the ports and their TensorFlow twins have in common: the data, and the weights they begin with.
+"""What the ports and their TensorFlow twins share: the data, and the initial weights.
 
-NumPy and scikit-learn alone, so that both sides can import it. The rows are shuffled once, here: each
-library shuffles in an order of its own, and losses can be compared only over the same batches.
+It needs NumPy and scikit-learn alone, so that both sides can import it. The rows are shuffled once,
+here: each library shuffles in an order of its own, and losses can be compared only over the same
+batches.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LEARN = 1437  # of 1,797; the rest is for testing
 
 
 def digits() -> tuple[Rows, Rows]:
-    """Return images of 8 by 8 pixels with their labels: those to learn from, and those to test with."""
+    """Return images of 8 by 8 pixels and their labels: those to learn from, those to test with."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     images = (data.images[order, :, :, None] / 16).astype(np.float32)
@@ -29,7 +30,7 @@ def digits() -> tuple[Rows, Rows]:
 
 
 def initial_weights(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
-    """Return a kernel and a bias for each layer, by the shapes of the kernels: He's normal, and zeros."""
+    """Return a kernel (He's normal) and a bias (zeros) per layer, for the shapes of the kernels."""
     random = np.random.default_rng(1)
     weights = {}
     for layer, shape in shapes.items():

@@ -1,8 +1,9 @@
-"""The TensorFlow twin of custom_training_loop.py: records the losses that the port is compared with.
+"""The TensorFlow twin of custom_training_loop.py: records what the port is compared with.
 
-    pip install tensorflow-cpu==2.21 scikit-learn
     cd examples/ports
     python -m reference.custom_training_loop recorded/custom_training_loop.json
+
+In an environment of its own: pip install tensorflow-cpu==2.21 scikit-learn
 """
 
 from __future__ import annotations

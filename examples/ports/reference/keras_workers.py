@@ -1,11 +1,12 @@
-"""The TensorFlow twin of keras_workers.py: records the losses that the port is compared with.
+"""The TensorFlow twin of keras_workers.py: records what the port is compared with.
 
-    pip install tensorflow-cpu==2.21 tf_keras==2.21 scikit-learn
     cd examples/ports
     python -m reference.keras_workers recorded/keras_workers.json
 
-It starts its two workers itself. Its Keras is the older one, `tf_keras`: `fit` of Keras 3.15 does not
-know this strategy ("Attempt to convert a value (PerReplica...) to a Tensor").
+In an environment of its own: pip install tensorflow-cpu==2.21 tf_keras==2.21 scikit-learn
+
+It starts its two workers itself. Its Keras is the older one, `tf_keras`: `fit` of Keras 3.15 fails
+with this strategy ("Attempt to convert a value (PerReplica...) ... to a Tensor").
 """
 
 from __future__ import annotations

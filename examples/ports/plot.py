@@ -31,7 +31,7 @@ PORTS = {
     "custom_training_loop": ("step", "A custom training loop, on two replicas", [sys.executable]),
     "keras_workers": (
         "epoch",
-        "`fit` of Keras, on two workers",
+        "Training by fit of Keras, on two workers",
         [sys.executable, "-m", "replicax", "launch", "--workers", "2"],
     ),
     "input": ("step", "Four epochs of distributed input, on two replicas", [sys.executable]),

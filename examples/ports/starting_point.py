@@ -41,6 +41,8 @@ def initial_weights(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray
 
 
 def record(path: str | Path, made_by: str, curves: Mapping[str, Sequence[float]]) -> None:
-    """Write curves as JSON, with as many digits as float32 has."""
+    """Write curves as JSON, one per line, with as many digits as float32 has."""
     rounded = {name: [float(f"{value:.8g}") for value in curve] for name, curve in curves.items()}
-    Path(path).write_text(json.dumps({"made_by": made_by, **rounded}, indent=1) + "\n")
+    entries = {"made_by": made_by, **rounded}
+    lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
+    Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -60,7 +60,7 @@ def main(path: str) -> None:
     while True:
         try:
             losses.append(float(step_from(iterator)))
-        except (StopIteration, tf.errors.OutOfRangeError):
+        except tf.errors.OutOfRangeError:
             break
 
     compiled, iterator = tf.function(step), iter(dataset)

@@ -212,6 +212,11 @@ def apply_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(results) if equation.primitive.multiple_results else [results]
 
 
+def is_tracing() -> bool:
+    """Return whether a transformation of JAX is at work here."""
+    return get_opaque_trace_state() != _untraced
+
+
 def accept_as_array(
     kind: type,
     array_of: Callable[[Any], jax.Array],
@@ -250,7 +255,7 @@ def accept_as_array(
         known = known_of(value)
         traced = isinstance(known, Tracer)
         overlooked = traced and not isinstance(known, DynamicJaxprTracer)
-        if overlooked or (may_be_dimension(value) and get_opaque_trace_state() != _untraced):
+        if overlooked or (may_be_dimension(value) and is_tracing()):
             # No `TypeError`, in the place of whose message JAX puts one of its own.
             raise InvalidArgument(
                 f"A {type(value).__name__} of shape {known.shape} and dtype {known.dtype} was "

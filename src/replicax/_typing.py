@@ -119,7 +119,7 @@ class Replica(Protocol):
         ...
 
     def once(self, label: str, make: Callable[[], Any]) -> Any:
-        """Call `make` once for all replicas, by the first that comes, which waits for nobody."""
+        """Call `make` once for all replicas, by the first one, which waits for nobody."""
         ...
 
     def merge_call(self, fn: Callable[..., Nest], args: Sequence[Nest]) -> Nest:

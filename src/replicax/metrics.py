@@ -103,9 +103,12 @@ class Metric(ABC):
         """
         frame = _context.current()
         strategy = self.variables[0].strategy
-        if any(isinstance(each, PerReplica) for each in (*args, *kwargs.values())):
+        in_replica = frame.kind is Kind.REPLICA and frame.strategy is strategy
+        if in_replica and frame.replica is not None:
+            self._add(*args, **kwargs)
+        elif any(isinstance(each, PerReplica) for each in (*args, *kwargs.values())):
             (strategy or get_strategy()).run(self._add, args, kwargs)
-        elif strategy is None or (frame.kind is Kind.REPLICA and frame.strategy is strategy):
+        elif strategy is None or in_replica:
             self._add(*args, **kwargs)
         else:
             strategy.run(self._add_once, args, kwargs)

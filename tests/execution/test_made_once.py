@@ -165,3 +165,22 @@ def test_an_error_in_making_one_reaches_every_replica(two):
     components_equal(two, two.run(replica_step), [3.0, 3.0])
     assert len(seen) == 2
     assert len(set(seen)) == 1
+
+
+def test_variables_that_differ_between_replicas_are_refused(two):
+    made = {}
+
+    def by_shape():
+        own = rx.get_replica_context().replica_id_in_sync_group
+        return rx.Variable(jnp.zeros(own + 1), name="v").shape
+
+    def by_name():
+        own = rx.get_replica_context().replica_id_in_sync_group
+        for number in (0, own + 1):
+            if number not in made:
+                made[number] = rx.Variable(0.0, name=f"w{number}")
+
+    with pytest.raises(rx.errors.CollectiveMismatch, match=r"shape=\(2,\)\), and replica 0 called"):
+        two.run(by_shape)
+    with pytest.raises(rx.errors.CollectiveMismatch, match=r"'w2'.* replica 0 called .*'w"):
+        two.run(by_name)

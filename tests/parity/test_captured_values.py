@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from support import components_equal, equal, per_replica
 
@@ -143,6 +144,80 @@ def test_a_replica_finds_its_component_of_a_value_that_it_closes_over(strategy, 
     components_equal(strategy, results, [x * 2 + [1.0, 2.0] for x in numbers(strategy)])
     components_equal(strategy, local, numbers(strategy))
     equal(total.numpy(), np.sum(numbers(strategy), axis=0))
+
+
+@pytest.mark.one_process
+@pytest.mark.parametrize("where", ["argument", "closure"])
+def test_what_meets_is_each_replicas_own(strategy, execution, where):
+    own = per_replica(strategy, numbers(strategy))
+    with strategy.scope():
+        weight, optimizer = rx.Variable(np.zeros(2, np.float32)), rx.Optimizer(optax.sgd(1.0))
+        copied = rx.Variable(np.zeros(2, np.float32))
+
+    def merged(strategy, value):
+        value = own if where == "closure" else value
+        total = strategy.extended.reduce_to("SUM", value, copied)
+        strategy.extended.update(copied, lambda copy, x: copy.assign(x), args=(total,))
+        return strategy.reduce("SUM", value, axis=None), strategy.gather(value, axis=0)
+
+    def replica_step():
+        context = rx.get_replica_context()
+        total, gathered = context.merge_call(merged, args=(own,))
+        optimizer.apply_gradients([(own, weight)])
+        return total, gathered, context.all_reduce("SUM", own)
+
+    total, gathered, reduced = strategy.run(replica_step)
+    count, expected = strategy.num_replicas_in_sync, np.sum(numbers(strategy), axis=0)
+    components_equal(strategy, total, [expected] * count)
+    components_equal(strategy, reduced, [expected] * count)
+    components_equal(strategy, gathered, [np.concatenate(numbers(strategy))] * count)
+    equal(copied.numpy(), expected)
+    equal(weight.numpy(), -expected)
+
+
+def test_values_of_the_function_around_it(strategy):
+    """What one `run` of a compiled function returned, and its arguments, in another `run`."""
+    own = per_replica(strategy, numbers(strategy))
+
+    def step(x):
+        doubled = strategy.run(lambda x: x * 2, args=(x,))
+        return strategy.run(
+            lambda: jnp.add(x, doubled) + rx.get_replica_context().all_reduce("SUM", doubled)
+        )
+
+    total = 2 * np.sum(numbers(strategy), axis=0)
+    expected = [3 * x + total for x in numbers(strategy)]
+    with strategy.scope():
+        components_equal(strategy, rx.function(step)(own), expected)
+        components_equal(strategy, step(own), expected)
+
+
+@pytest.mark.one_process
+def test_random_keys_and_metrics(strategy, execution):
+    count = strategy.num_replicas_in_sync
+    keys = rx.PerReplica([jax.random.key(replica) for replica in range(count)], strategy.topology)
+    own = per_replica(strategy, numbers(strategy))
+    with strategy.scope():
+        mean = rx.metrics.Mean()
+
+    def replica_step():
+        mean.update_state(own)
+        return jax.random.normal(jnp.asarray(keys), (2,))
+
+    drawn = strategy.run(replica_step)
+    components_equal(
+        strategy, drawn, [jax.random.normal(jax.random.key(r), (2,)) for r in range(count)]
+    )
+    equal(mean.result(), np.mean(numbers(strategy)))
+
+
+def test_several_components_have_no_attributes_of_an_array(two):
+    value = per_replica(two, [1.0, 2.0])
+    for name in ("shape", "dtype", "ndim", "size"):
+        assert not hasattr(value, name)
+        assert getattr(value, name, None) is None
+    with pytest.raises(TypeError, match="one component per replica"):
+        value.shape  # noqa: B018
 
 
 @pytest.mark.one_process

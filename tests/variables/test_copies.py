@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -118,3 +120,77 @@ def test_an_optimizer_copied_alone_goes_on_with_the_same_variables(two, executio
         stranger = rx.Variable(jnp.ones(3), name="stranger")
     with pytest.raises(ValueError, match="trains 'weight', and was given gradients for 'stranger'"):
         two.run(lambda: other.apply_gradients([(jnp.ones(3), stranger)]))
+
+
+def test_copies_of_the_same_name_in_another_order(two, execution):
+    def made():
+        with two.scope():
+            return [rx.Variable(1.0), rx.Variable(5.0)], rx.Optimizer(optax.adam(0.1))
+
+    def step(variables, optimizer, order):
+        pairs = [(variable.value, variable) for variable in variables]
+        optimizer.apply_gradients([pairs[index] for index in order])
+
+    (variables, optimizer), (expected, alone) = made(), made()
+    two.run(lambda: step(variables, optimizer, (0, 1)))
+    copies, its_optimizer = copy.deepcopy((variables, optimizer))
+    two.run(lambda: step(copies, its_optimizer, (1, 0)))
+    for _ in range(2):
+        two.run(lambda: step(expected, alone, (0, 1)))
+    for mine, theirs in zip(copies, expected, strict=True):
+        equal(mine.numpy(), theirs.numpy())
+
+
+def test_a_checkpoint_of_copies_has_the_same_names(two, tmp_path):
+    with two.scope():
+        weight = rx.Variable(1.0, name="weight")
+        optimizer = rx.Optimizer(optax.adam(0.1))
+    train(two, optimizer, weight, 2)
+    path = rx.Checkpoint(weight=weight, optimizer=optimizer).save(str(tmp_path / "model"))
+    its_optimizer, other = copy.deepcopy((optimizer, weight))
+    train(two, optimizer, weight, 1)
+    report = rx.Checkpoint(weight=other, optimizer=its_optimizer).restore(path)
+    report.assert_consumed()
+    train(two, its_optimizer, other, 1)
+    equal(other.numpy(), weight.numpy())
+
+
+@pytest.mark.parametrize("make", [lambda: rx.Variable(jnp.ones(3)), lambda: rx.Variable(1.0)])
+def test_nothing_keeps_an_original_or_an_initial_value_alive(make):
+    variable = make()
+    copied = copy.deepcopy(variable)
+    original = weakref.ref(variable)
+    del variable
+    gc.collect()
+    assert original() is None
+    assert copied.numpy().size
+    array = jnp.ones(5)
+    kept, seen = rx.Variable(array), weakref.ref(array)
+    kept.assign(jnp.zeros(5))
+    del array
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_constraint_of_any_kind_and_a_failed_first_step(two):
+    class Positive(list):  # which cannot be hashed
+        def __call__(self, value):
+            return jnp.maximum(value, 0.0)
+
+    with two.scope():
+        weight = rx.Variable(1.0, constraint=Positive())
+        optimizer = rx.Optimizer(optax.adam(5.0))
+    with pytest.raises(TypeError):
+        optimizer.minimize(lambda: weight**2, [weight, 3.0])
+    two.run(lambda: optimizer.apply_gradients([(jnp.float32(1.0), weight)]))
+    equal(weight.numpy(), 0.0)
+
+    def broken(value):
+        raise RuntimeError("no value is good enough")
+
+    with two.scope():
+        other = rx.Variable(1.0, constraint=broken)
+        fresh = rx.Optimizer(optax.adam(5.0))
+    with pytest.raises(RuntimeError, match="good enough"):
+        two.run(lambda: fresh.apply_gradients([(jnp.float32(1.0), other)]))
+    assert fresh.variables == (fresh.iterations,)

@@ -1,6 +1,7 @@
 """Derivatives with respect to variables, against jax.grad of plain arrays."""
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import weakref
@@ -486,3 +487,50 @@ def test_an_optimizer_asks_for_the_same_variables(strategy):
     equal(model.weights["w"].numpy(), [2.0 - rate * 10, 3.0 - rate * 10])
     strategy.run(lambda: optimizer.minimize(lambda: model(jnp.ones(2)), lambda: model.weights))
     assert int(optimizer.iterations) == 2
+
+
+def test_a_loss_that_writes_what_it_creates(strategy):
+    store = {}
+    with strategy.scope():
+        optimizer = rx.Optimizer(optax.sgd(0.5 / strategy.num_replicas_in_sync))
+
+    def loss():
+        if not store:
+            store["w"], store["n"] = rx.Variable(2.0), rx.Variable(0.0, aggregation="SUM")
+        store["n"].assign_add(1.0)
+        return store["w"] ** 2
+
+    for step in (1, 2):
+        strategy.run(lambda: optimizer.minimize(loss, lambda: [store["w"]] if store else []))
+        equal(store["n"].numpy(), step * strategy.num_replicas_in_sync)
+        equal(store["w"].numpy(), 0.0)
+
+
+def test_a_loss_that_creates_without_end_is_refused(two):
+    made = []
+
+    def loss():
+        made.append(rx.Variable(2.0))
+        return made[-1] ** 2
+
+    with pytest.raises(ValueError, match="creates variables whenever it is called"):
+        rx.grad(loss, lambda: made)()
+    assert len(made) < 20
+
+
+def test_a_model_that_is_a_nest_and_can_be_called_is_a_nest():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Model:
+        w: object
+
+        def __call__(self, x):
+            return self.w * x
+
+    model = Model(rx.Variable(3.0))
+    gradient = rx.grad(lambda x: model(x), model)(2.0)
+    assert isinstance(gradient, Model)
+    equal(gradient.w, 2.0)
+    optimizer = rx.Optimizer(optax.sgd(1.0))
+    optimizer.apply_gradients(gradient, model)
+    equal(model.w.numpy(), 1.0)

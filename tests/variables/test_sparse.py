@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -146,3 +147,17 @@ def test_elements_cannot_be_assigned_by_index_and_the_error_says_what_to_write(t
         with pytest.raises(AttributeError) as caught:
             two.run(step)
         assert "variable.value.at[index].add(value)" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray, list])
+def test_indices_that_a_program_closes_over(two, array):
+    table = make(two)
+    rows, places = array([2, 0]), array([[1, 2], [3, 0]])
+    for wrap in (rx.function, jax.jit):
+        equal(wrap(lambda: table.sparse_read(rows))(), START[[2, 0]])
+        equal(wrap(lambda: table.gather_nd(places))(), START[[1, 3], [2, 0]])
+    outside = array([9])
+    with pytest.raises(ValueError, match="an index of 9"):
+        rx.function(lambda: table.sparse_read(outside))()
+    with pytest.raises(ValueError, match=r"got shape \(2, 0\)"):
+        table.gather_nd(np.zeros((2, 0), np.int32))

@@ -192,7 +192,7 @@ class _Round(Merger):
         if local_index > 0:
             return self._made.find(key, label, self._strategy)
         with _bridges.away(), _context.entered(self._frame):
-            return self._made.note(key, make)
+            return self._made.note(key, label, make)
 
     def _meet(self, index: int) -> None:
         """On the caller's thread: brings the other replicas here, then does what they came for."""

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final, overload
 
 import jax
-from jax.extend.core import get_opaque_trace_state
 
 from replicax import _bridges, _context, _nest
 from replicax._context import Frame, Kind
 from replicax._describing import described
 from replicax._hints import hint
+from replicax._jax_compat import is_tracing
 from replicax._typing import Nest
 from replicax.errors import (
     AuditFailed,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _DEBUG_NANS = "jax_debug_nans"  # by name, for JAX's stubs do not know it
 _MANY_TRACES = 10
 _MANY_UNEVEN_CALLS = 300
-_untraced = get_opaque_trace_state()
 _eagerly = False
 
 
@@ -75,7 +74,7 @@ def runs_as_python(frame: Frame) -> bool:
         or frame.overlay is not None
         or (frame.kind is Kind.REPLICA and frame.strategy is not None)
         or getattr(jax.config, _DEBUG_NANS)  # which is for finding the operation
-        or get_opaque_trace_state() != _untraced
+        or is_tracing()
     )
 
 

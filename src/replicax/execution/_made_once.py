@@ -32,7 +32,7 @@ class MadeOnce:
     """Keeps what the first replica has made, by place and turn."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[_Place, int], tuple[Any, Exception | None]] = {}
+        self._made: dict[tuple[_Place, int], tuple[str, Any, Exception | None]] = {}
         self._turns: Counter[tuple[int, _Place]] = Counter()
 
     def next_key(self, replica: int) -> Key:
@@ -41,26 +41,27 @@ class MadeOnce:
         self._turns[replica, place] += 1
         return Key(replica, place, self._turns[replica, place])
 
-    def note(self, key: Key, make: Callable[[], Any]) -> Any:
+    def note(self, key: Key, label: str, make: Callable[[], Any]) -> Any:
         """Make something for the first replica, and keep it, or the error, for the others."""
         try:
             result = make()
         except Exception as error:
-            self._made[key.place, key.turn] = None, error
+            self._made[key.place, key.turn] = label, None, error
             raise
-        self._made[key.place, key.turn] = result, None
+        self._made[key.place, key.turn] = label, result, None
         return result
 
     def find(self, key: Key, label: str, strategy: StrategyLike) -> Any:
         """Return what the first replica has made at the same place."""
-        if (key.place, key.turn) not in self._made:
+        made, result, error = self._made.get((key.place, key.turn), (None, None, None))
+        if made != label:
             raise CollectiveMismatch(
                 f"The replicas of {strategy!r} do not agree on what to do together: replica "
-                f"{key.replica} called {label}, and replica 0 did not, at this place. Every "
-                "replica must create the same variables; look for a condition that depends on the "
-                "replica or on its data."
+                f"{key.replica} called {label}, and replica 0 "
+                f"{'did not' if made is None else f'called {made}'}, at this place. Every replica "
+                "must create the same variables; look for a condition, a name or a shape that "
+                "depends on the replica or on its data."
             )
-        result, error = self._made[key.place, key.turn]
         if error is not None:
             raise error
         return result

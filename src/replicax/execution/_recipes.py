@@ -15,6 +15,13 @@ def add_recipe(error: BaseException) -> None:
             error.add_note(note)
 
 
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the user's own class, whose error must not take the place of this one
+        return ""
+
+
 def _assigned_element(error: BaseException) -> str | None:
     if not isinstance(error, AttributeError) or not isinstance(error.obj, jax.Array):
         return None
@@ -31,7 +38,7 @@ def _assigned_element(error: BaseException) -> str | None:
 def _left_control_flow(error: BaseException) -> str | None:
     if not isinstance(error, TypeError):
         return None
-    text = str(error)
+    text = _text(error)
     if "returned a value of type" not in text or f"'{DistributedValues.__module__}." not in text:
         return None
     return (
@@ -41,7 +48,7 @@ def _left_control_flow(error: BaseException) -> str | None:
 
 
 def _other_device(error: BaseException) -> str | None:
-    if "incompatible devices" not in str(error):  # and JAX does not say where it came from
+    if "incompatible devices" not in _text(error):  # and JAX does not say where it came from
         return None
     return (
         "An array that the function closes over is on another replica's device. Pass it in `args` "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -278,14 +278,16 @@ class ReplicaContext:
     def once(self, label: str, make: Callable[[], Any]) -> Any:
         """Call `make` once for all replicas, in cross-replica context.
 
-        The first replica that comes by does it, and goes on. So what it leaves in an object of the
-        user, such as a variable under a name, the others find there.
+        The first replica does it, and goes on. So what it leaves in an object of the user, such as
+        a variable under a name, the others find there.
         """
         self._require_running(label)
         return self._merger.once(self._local_index, label, make)
 
     def _meet(self, meeting: Meeting) -> Nest:
         self._require_running(meeting.label)
+        if any(isinstance(leaf, PerReplica) for leaf in _nest.leaves(meeting.arguments)):
+            meeting = replace(meeting, arguments=_nest.transform(_own, meeting.arguments))
         return self._merger.merge(self._local_index, meeting)
 
     def _require_running(self, label: str) -> None:
@@ -309,6 +311,12 @@ class ReplicaContext:
 
     def __repr__(self) -> str:
         return f"<replica {self._replica_id} of {self._strategy!r}>"
+
+
+def _own(leaf: Any) -> Any:
+    """Return this replica's component of a value that its function closes over."""
+    own = leaf.own_component() if isinstance(leaf, PerReplica) else None
+    return leaf if own is None else own
 
 
 def _split_like(total: Mirrored, value: PerReplica, axis: int) -> PerReplica:

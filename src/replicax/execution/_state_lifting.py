@@ -268,8 +268,8 @@ class _Outputs:
 
 def _first_copy(array: jax.Array, topology: Topology | None) -> jax.Array:
     """Return a plain result, which is where the first replica is, as in eager execution."""
-    if topology is None or isinstance(array, Tracer):
+    if topology is None:
         return array
-    if topology.logical_devices_per_replica > 1:
+    if topology.logical_devices_per_replica > 1 and not isinstance(array, Tracer):
         return as_plain(Mirrored.from_array(array, topology).primary, topology)
-    return as_plain(array.addressable_data(0), topology)
+    return as_plain(array, topology)

@@ -30,7 +30,7 @@ from replicax.execution import ReplicaContext
 from replicax.strategies import Strategy, get_replica_context, get_strategy
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica
-from replicax.variables import Variable, value_and_grad
+from replicax.variables import Variable, is_function, value_and_grad
 
 if TYPE_CHECKING:
     import optax
@@ -79,9 +79,9 @@ class Optimizer:
         self._slots: list[Variable] = []
         self._structure: Any = None
         self._slot_paths: list[Any] = []
+        self._constraints: list[Any] = []
         self._restored: Deferred | None = None
         self._warned = False
-        self._copied = False
         self._iterations = Variable(
             0,
             trainable=False,
@@ -126,7 +126,7 @@ class Optimizer:
             `skip_gradients_aggregation=True`.
         """
         del name
-        params = params() if callable(params) else params
+        params = params() if is_function(params) else params
         pairs = list(grads_and_vars) if params is None else _paired(grads_and_vars, params)
         gradients, variables = self._checked(pairs)
         skip = _skips(skip_gradients_aggregation, experimental_aggregate_gradients)
@@ -176,6 +176,8 @@ class Optimizer:
                 "`loss` of `minimize` must be a function that computes it, since there is no tape; "
                 f"got {described(loss)}. Write `lambda: loss_of(batch)`."
             )
+        for leaf in [] if is_function(var_list) else _nest.leaves(var_list):
+            _require_variable(leaf)
         value, gradients = value_and_grad(loss, var_list)()
         self.apply_gradients(
             gradients,
@@ -186,16 +188,16 @@ class Optimizer:
         return value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Optimizer:
-        """Create an optimizer with a state of its own, for the same variables or copies of them.
+        """Create an optimizer with a state of its own, for copies of the variables.
 
-        It tells copies by their order, names and shapes.
+        Or for the variables themselves, if it is given these first.
         """
         memo[id(self)] = copied = object.__new__(type(self))
         copied.__dict__.update(
             self.__dict__,
             _iterations=copy.deepcopy(self._iterations, memo),
             _slots=[copy.deepcopy(slot, memo) for slot in self._slots],
-            _copied=True,
+            _trained=copy.deepcopy(self._trained, memo),
         )
         copied.__dict__.pop("_step", None)  # a compiled function, of this one's structure
         return copied
@@ -236,22 +238,25 @@ class Optimizer:
         }
         self._require_same(variables)
         trained = self._trained or tuple(variables)
+        slots = self._slots
         if self._trained is None:
-            self._slots, self._structure = self._make_slots(trained)
+            slots, self._structure = self._make_slots(trained)
+        constraints = [variable.constraint for variable in trained]
+        if constraints != self._constraints:  # which the program of a step has in it
+            self._constraints = constraints
+            self.__dict__.pop("_step", None)
+        own = (self._iterations, *slots)
         ordered = [pairs[variable] for variable in trained]
         # All copies change by one program, in one call: 0.5 ms for six variables on two devices.
         # An update function for each copy of each variable takes 3 ms.
         new_values, new_state = self._step(
             [_like(gradient, value, get_strategy().topology) for gradient, value in ordered],
-            [variable.cross_replica_array() for variable in self.variables],
+            [variable.cross_replica_array() for variable in own],
             [value for _, value in ordered],
-            tuple(variable.constraint for variable in trained),
         )
-        for variable, value in zip(
-            (*trained, *self.variables), (*new_values, *new_state), strict=True
-        ):
+        for variable, value in zip((*trained, *own), (*new_values, *new_state), strict=True):
             variable.store_cross_replica_array(value)
-        self._trained = trained
+        self._trained, self._slots = trained, slots
         if self._restored is not None:
             self._restored.settle()
             self._restored = None
@@ -260,7 +265,9 @@ class Optimizer:
     def _step(self) -> Any:
         import optax  # here, because importing replicax should not take its 0.4 s
 
-        def step(gradients: Any, state: Any, values: Any, constraints: Any) -> tuple[Any, Any]:
+        constraints = self._constraints
+
+        def step(gradients: Any, state: Any, values: Any) -> tuple[Any, Any]:
             iterations, *slots = state
             updates, new_slots = self._tx.update(
                 gradients, jax.tree.unflatten(self._structure, slots), values
@@ -272,25 +279,21 @@ class Optimizer:
             ]
             return new_values, [iterations + 1, *jax.tree.leaves(new_slots)]
 
-        return jax.jit(step, static_argnums=3)
+        return jax.jit(step)
 
     def _require_same(self, variables: Sequence[Variable]) -> None:
-        if self._copied and self._trained is not None:
-            self._adopt_copies(variables, self._trained)
         trained = self._trained
-        if trained is not None and {id(v) for v in variables} != {id(v) for v in trained}:
+        given = {id(variable) for variable in variables}
+        if trained is not None and given != {id(variable) for variable in trained}:
+            originals = [variable.copied_from() for variable in trained]
+            if given == {id(variable) for variable in originals}:
+                self._trained = tuple(v for v in originals if v is not None)
+                return
             raise InvalidArgument(
                 f"{self._name!r} trains {_names(trained)}, and was given gradients for "
                 f"{_names(variables)}. Give it the same variables every time, or use an optimizer "
                 "for each set."
             )
-
-    def _adopt_copies(self, variables: Sequence[Variable], trained: Sequence[Variable]) -> None:
-        """Train copies in the place of the variables that they were made of."""
-        same = {id(v) for v in variables} == {id(v) for v in trained}
-        if not same and list(map(_identity, variables)) == list(map(_identity, trained)):
-            self._trained = tuple(variables)
-        self._copied = False
 
     def _make_slots(self, variables: Sequence[Variable]) -> tuple[list[Variable], Any]:
         """The optimizer's state as variables, each where its variable is."""
@@ -337,11 +340,7 @@ class Optimizer:
                 "strategy's scope, next to the variables."
             )
         for gradient, variable in pairs:
-            if not isinstance(variable, Variable):
-                raise InvalidType(
-                    "`apply_gradients` takes (gradient, variable) pairs; got "
-                    f"{described(variable)} in the place of a variable."
-                )
+            _require_variable(variable)
             if gradient is None:
                 raise InvalidArgument(
                     f"Variable {variable.name!r} has no gradient (None). Leave it out."
@@ -363,6 +362,14 @@ class Optimizer:
                 f"{_names([variable for _, variable in pairs])}. Add its gradients first."
             )
         return [gradient for gradient, _ in pairs], tuple(variable for _, variable in pairs)
+
+
+def _require_variable(value: Any) -> None:
+    if not isinstance(value, Variable):
+        raise InvalidType(
+            "`apply_gradients` takes (gradient, variable) pairs, of `rx.Variable`s; got "
+            f"{described(value)} in the place of a variable."
+        )
 
 
 def _paired(gradients: Nest, params: Nest) -> list[tuple[Any, Any]]:
@@ -426,11 +433,6 @@ def _slot_name(
     if name is None:
         return f"slots/{jax.tree_util.keystr(tuple(path))}"
     return f"slots/{jax.tree_util.keystr(tuple(path[:-1]))}/{name}"
-
-
-def _identity(variable: Variable) -> tuple[Any, ...]:
-    """Return what a variable and a copy of it have in common."""
-    return variable.name, variable.shape, variable.dtype
 
 
 def _names(variables: Sequence[Variable]) -> str:

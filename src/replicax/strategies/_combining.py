@@ -76,7 +76,7 @@ def _is_workers_own(strategy: StrategyLike, leaf: Any) -> bool:
 
 
 def _of_workers(strategy: StrategyLike, op: ReduceOp, leaf: Any, method: str) -> PerReplica:
-    """Return what each worker has as a per-replica value, in which every worker counts once."""
+    """Return what each worker has as a per-replica value; in a sum, every worker counts once."""
     require_numeric(leaf, method)
     array, devices = leaf_array(leaf), strategy.topology.devices
     firsts = [

@@ -19,11 +19,15 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from replicax import _context
-from replicax.errors import InvalidArgument, NotPicklable
+from replicax.errors import InvalidArgument, InvalidType, NotPicklable
 from replicax.topology import Topology
 from replicax.values._placing import without_replicas
 
 Shape = tuple[int, ...]
+
+
+class _NoAttribute(InvalidType, AttributeError):
+    """Says that a value is no array, also to `hasattr` and to `getattr` with a default."""
 
 
 class DistributedValues(ABC):
@@ -94,10 +98,7 @@ class DistributedValues(ABC):
             return None
         frame = _context.current()
         assert frame.replica is not None
-        assert frame.strategy is not None
-        if frame.program is None:
-            return self.values[frame.replica.local_index]
-        return self._captured(frame.strategy.topology, frame.replica.replica_id_in_sync_group)
+        return self.component(frame.replica.local_index)
 
     def _is_captured(self) -> bool:
         """Tell whether a function that closes over the value runs, as one of its replicas."""
@@ -110,10 +111,6 @@ class DistributedValues(ABC):
         return self._topology == topology
 
     @abstractmethod
-    def _captured(self, topology: Topology, replica: int | jax.Array) -> jax.Array:
-        """Return what a replica has, in a program that closes over the value."""
-
-    @abstractmethod
     def array(self, topology: Topology) -> jax.Array:
         """The global array over the mesh of `topology`."""
 
@@ -121,11 +118,11 @@ class DistributedValues(ABC):
 
     @property
     def shape(self) -> Shape:
-        return self.known().shape
+        return self._attribute("shape")
 
     @property
     def dtype(self) -> np.dtype:
-        return self.known().dtype
+        return self._attribute("dtype")
 
     @property
     def ndim(self) -> int:
@@ -142,6 +139,12 @@ class DistributedValues(ABC):
     @abstractmethod
     def known(self) -> jax.Array | jax.ShapeDtypeStruct:
         """Return what is known of that array without computing anything."""
+
+    def _attribute(self, name: str) -> Any:
+        try:
+            return getattr(self.known(), name)
+        except InvalidType as error:
+            raise _NoAttribute(str(error)) from None
 
     @classmethod
     def _of_array(cls, array: jax.Array, topology: Topology | None, inside: bool) -> Self:

@@ -70,10 +70,6 @@ class Mirrored(ArrayOperators, DistributedValues):
         own = None if self._inside else self.own_component()
         return known_of(self.primary if own is None else own)
 
-    def _captured(self, topology: Topology, replica: int | jax.Array) -> jax.Array:
-        # Each process closes over a copy of its own, on one device, which JAX brings to the others.
-        return self.primary
-
     def _as_array(self) -> jax.Array:
         own = self.own_component()
         return jnp.asarray(self.primary if own is None else own)

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from replicax import _context, cluster
-from replicax._jax_compat import accept_as_array, all_gather
+from replicax._jax_compat import accept_as_array, all_gather, uncommitted
 from replicax.errors import InvalidType, ShapeMismatch
 from replicax.topology import REPLICA_AXIS, Topology
 from replicax.values._distributed import DistributedValues, Shape, known_of
@@ -224,16 +224,34 @@ class PerReplica(DistributedValues):
         own = self.own_component() if _context.current().program is None else None
         return known_of(self.samples()[0] if own is None else own)
 
-    def _captured(self, topology: Topology, replica: int | jax.Array) -> jax.Array:
-        if topology.spans_processes or not self.uniform:
+    def component(self, index: int) -> Any:
+        program = _context.current().program
+        if self._inside or program is None or not program.inside:
+            return super().component(index)
+        if self._components is not None and isinstance(self._components[0], Tracer):
+            return super().component(index)  # made in the program, of the only replica
+        return self._component_in_program()
+
+    def _component_in_program(self) -> jax.Array:
+        """Return what a replica has, in the part of a program that all of them run.
+
+        The value is not an argument of that part, but was there before: the code closes over it.
+        """
+        replica = jax.lax.axis_index(REPLICA_AXIS)
+        if isinstance(self._array, Tracer):  # of the part around it
+            return self._stacked(self._array)[replica]
+        spans_processes = self._topology is not None and self._topology.spans_processes
+        if spans_processes or not self.uniform:
             raise InvalidType(
                 "A compiled function closes over a PerReplica value "
                 f"({self._describe_components()}), of which a program of several workers, or of "
                 "replicas whose shapes differ, has no copy. Pass it in `args` of `strategy.run`."
             )
         with jax.ensure_compile_time_eval():
-            components = np.stack([np.asarray(component) for component in self.values])
-        return jnp.asarray(components)[replica]
+            # On one device, from where JAX brings it to the others.
+            first = next(iter(jnp.asarray(self.primary).devices()))
+            components = jnp.stack([jax.device_put(each, first) for each in self.values])
+        return uncommitted(components)[replica]
 
     def _only(self) -> jax.Array:
         """Return the component, if this process has one."""

@@ -32,9 +32,11 @@ def as_plain(array: jax.Array, topology: Topology) -> jax.Array:
 
     So it meets the arrays of every replica that closes over it.
     """
-    if isinstance(array, Tracer) or topology.num_replicas == 1:
+    alone = topology.num_replicas == 1
+    if isinstance(array, Tracer) or (alone and topology.logical_devices_per_replica > 1):
         return array
-    return uncommitted(array.addressable_data(0) if array.is_fully_replicated else array)
+    first = array.addressable_data(0) if array.is_fully_replicated else array
+    return first if alone else uncommitted(first)
 
 
 def is_at(array: jax.Array, home: Home) -> bool:

@@ -11,7 +11,7 @@ from replicax.variables._aggregating import AggregatingVariable
 from replicax.variables._collecting import variables
 from replicax.variables._copy import VariableCopy
 from replicax.variables._creation import VariableRequest
-from replicax.variables._gradients import grad, value_and_grad
+from replicax.variables._gradients import grad, is_function, value_and_grad
 from replicax.variables._initial import layout_of
 from replicax.variables._mirror_check import check_mirrored, require_equal_copies
 from replicax.variables._mirrored import MirroredVariable
@@ -49,6 +49,7 @@ __all__ = [
     "all_or_nothing",
     "check_mirrored",
     "grad",
+    "is_function",
     "layout_of",
     "require_equal_copies",
     "reusing_states",

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
-from jax.extend.core import get_opaque_trace_state
 
 from replicax import _context
 from replicax._context import Frame
 from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax._jax_compat import is_tracing
 from replicax.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
     from replicax.variables._variable import Variable
-
-_untraced = get_opaque_trace_state()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,8 @@ def create_variable(request: VariableRequest) -> Variable:
     if callable(request.initial_value):
         value = strategy.placement.initial(request.initial_value)  # in replica context
         request = replace(request, initial_value=value)
-    return frame.replica.once(
-        f"Variable(name={request.name!r})", lambda: _placed(request, strategy, frame)
-    )
+    label = f"Variable(name={request.name!r}, shape={np.shape(request.initial_value)})"
+    return frame.replica.once(label, lambda: _placed(request, strategy, frame))
 
 
 def _placed(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> Variable:
@@ -83,8 +81,7 @@ def _placed(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> V
     now = replace(_context.current(), program=None)
     # A variable is made when it is asked for, also while a program is traced. Elsewhere JAX is left
     # as it is, or it would not trace the function that makes the initial value of one in parts.
-    tracing = get_opaque_trace_state() != _untraced
-    at_once = jax.ensure_compile_time_eval() if tracing else nullcontext()
+    at_once = jax.ensure_compile_time_eval() if is_tracing() else nullcontext()
     with _context.entered(now), at_once:
         return _placed_now(request, strategy, frame)
 

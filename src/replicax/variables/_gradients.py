@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,19 +40,38 @@ def value_and_grad(
     >>> float(value), float(gradient)
     (18.0, 12.0)
     """
-    ask = variables if callable(variables) else None
+    ask = variables if is_function(variables) else None
     known = _Differentiated(variables) if ask is None else None
     code = _code_of(fn)
 
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Nest]:
-        current = known or _Differentiated(variables(), may_be_empty=True)
-        while True:
+        current = known or _Differentiated(_asked_together(variables), may_be_empty=True)
+        for _ in range(_ATTEMPTS):
             try:
                 return _differentiate(fn, code, current, ask, has_aux, args, kwargs)
             except _MoreVariables as more:  # when a model is built, and hardly ever again
                 current = more.variables
+        raise InvalidArgument(
+            f"The function to be differentiated creates variables whenever it is called: "
+            f"{len(current.distinct)} after {_ATTEMPTS} calls. Create them once, and keep them."
+        )
 
     return differentiated
+
+
+# The first call builds a model; a layer may be built only once another one is.
+_ATTEMPTS = 4
+
+
+def is_function(variables: Any) -> bool:
+    """Tell whether this is to be asked for variables, rather than being a nest of them."""
+    return isinstance(variables, (types.FunctionType, types.MethodType, functools.partial))
+
+
+def _asked_together(ask: Callable[[], Nest]) -> Nest:
+    """Ask for variables; replicas begin with those of the first, or they would not meet again."""
+    replica = _context.current().replica
+    return ask() if replica is None else replica.once("asking for variables", ask)
 
 
 class _Differentiated:

@@ -99,7 +99,7 @@ class SparseAccess:
 
     def sparse_read(self, indices: ArrayLike, name: str | None = None) -> jax.Array:
         """Return the rows at `indices`."""
-        return self._at((jnp.asarray(indices),)).get()
+        return self._at((_known_indices(indices),)).get()
 
     def gather_nd(self, indices: ArrayLike, name: str | None = None) -> jax.Array:
         """Return the elements, or slices, at `indices`, whose last dimension is an index."""
@@ -109,16 +109,16 @@ class SparseAccess:
     def _variable(self) -> Variable:
         return self  # pyright: ignore[reportReturnType]  variables are the only subclass
 
-    def _delta(self, places: tuple[jax.Array, ...], updates: Any) -> jax.Array:
+    def _delta(self, places: tuple[Any, ...], updates: Any) -> jax.Array:
         zeros = jnp.zeros(self._variable.shape, self._variable.dtype)
         return self._at(places, zeros, updates).add(self._fitting(updates))
 
-    def _change(self, how: str, places: tuple[jax.Array, ...], updates: Any) -> Variable:
+    def _change(self, how: str, places: tuple[Any, ...], updates: Any) -> Variable:
         self._require_no_sum(how)
         changed = getattr(self._at(places, None, updates), how)(self._fitting(updates))
         return self._variable.assign(changed)
 
-    def _at(self, places: tuple[jax.Array, ...], array: Any = None, updates: Any = None) -> Any:
+    def _at(self, places: tuple[Any, ...], array: Any = None, updates: Any = None) -> Any:
         """Return JAX's view of the elements at `places`, of the value or of `array`."""
         shape = self._variable.shape
         _require_within(places, shape, self._variable.name)
@@ -154,26 +154,31 @@ class SparseAccess:
             )
 
 
-def _rows(slices: Any) -> tuple[tuple[jax.Array, ...], Any]:
+def _rows(slices: Any) -> tuple[tuple[Any, ...], Any]:
     if not isinstance(slices, IndexedSlices):
         raise InvalidType(
             f"`sparse_delta` must be an `rx.IndexedSlices`; got {type(slices).__name__}. For "
             "indices of several dimensions there is `scatter_nd_add` and its kin."
         )
-    return (jnp.asarray(slices.indices),), slices.values
+    return (_known_indices(slices.indices),), slices.values
 
 
-def _places(indices: Any) -> tuple[jax.Array, ...]:
-    array = jnp.asarray(indices)
-    if not array.ndim:
+def _places(indices: Any) -> tuple[Any, ...]:
+    array = _known_indices(indices)
+    if not array.ndim or not array.shape[-1]:
         raise ShapeMismatch(
-            "`indices` must have a last dimension, which is an index; got a scalar. For rows there "
-            "is `sparse_read`, and `scatter_add` and its kin."
+            f"`indices` must have a last dimension, which is an index; got shape {array.shape}. "
+            "For rows there is `sparse_read`, and `scatter_add` and its kin."
         )
-    return tuple(jnp.moveaxis(array, -1, 0))
+    return tuple(array[..., axis] for axis in range(array.shape[-1]))
 
 
-def _require_within(places: tuple[jax.Array, ...], shape: tuple[int, ...], name: str) -> None:
+def _known_indices(indices: Any) -> Any:
+    """Return indices as NumPy has them, so that they can be looked at while something is traced."""
+    return indices if isinstance(indices, Tracer) else np.asarray(indices)
+
+
+def _require_within(places: tuple[Any, ...], shape: tuple[int, ...], name: str) -> None:
     """Refuse indices that JAX would drop, or count from the end, unless they are traced."""
     if len(places) > len(shape):
         raise ShapeMismatch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,6 +71,8 @@ class Variable(Whole, SparseAccess, ArrayOperators):
     _stored: Any
     # Whether the memory of the stored state is the variable's alone, and may be reused.
     exclusive = False
+    # The variable that this one is a deep copy of.
+    copied_from: Callable[[], Variable | None] = staticmethod(lambda: None)
     # Whether programs may ever reuse it. Not if somebody else keeps the state, and shows it around.
     reusable = True
     _shape: tuple[int, ...]
@@ -111,7 +114,9 @@ class Variable(Whole, SparseAccess, ArrayOperators):
     ) -> Self:
         """Makes an instance; `like` has the shape and dtype that the user sees."""
         self = object.__new__(cls)
-        self._strategy, self._request, self._stored = strategy, request, state
+        # Without the initial value, which would be kept alive as long as the variable.
+        self._request = replace(request, initial_value=None)
+        self._strategy, self._stored = strategy, state
         self._shape, self._dtype = like.shape, like.dtype
         return self
 
@@ -433,6 +438,7 @@ class Variable(Whole, SparseAccess, ArrayOperators):
         with _context.entered(Frame(self._strategy, Kind.CROSS_REPLICA, partition=self.partition)):
             memo[id(self)] = copied = create_variable(begin)
         copied.restore_state(self.state)
+        copied.copied_from = weakref.ref(self)
         return copied
 
 

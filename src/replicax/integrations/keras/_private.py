@@ -18,6 +18,7 @@ __all__ = [
     "current_scope",
     "get_array",
     "global_generator",
+    "layers_of",
     "set_array",
     "set_global_generator",
 ]
@@ -33,6 +34,11 @@ def get_array(variable: Any) -> jax.Array:
 def set_array(variable: Any, array: jax.Array) -> None:
     """Replaces it. `variable.assign` would leave it to a `StatelessScope`."""
     variable._value = array
+
+
+def layers_of(model: keras.Model) -> list[Any]:
+    """Return a model and all layers within it; `model.layers` are the outermost ones."""
+    return list(model._flatten_layers())
 
 
 def current_scope() -> keras.StatelessScope | None:

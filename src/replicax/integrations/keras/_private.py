@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ __all__ = [
     "get_array",
     "global_generator",
     "layers_of",
+    "replace_moments",
     "set_array",
     "set_global_generator",
 ]
@@ -71,3 +74,20 @@ def begin_at(model: keras.Model, epoch: int | None) -> None:
     None, or 0, and `fit` begins where its argument says.
     """
     model._initial_epoch = epoch
+
+
+def replace_moments(layer: type, replacement: Callable[..., Any]) -> None:
+    """Have the statistics of synchronized layers computed by `replacement`.
+
+    It gets the method that it replaces, and that method's arguments. Why: `call` of the layer does
+    everything else as well, and Keras' public `moments` does not know the layer.
+    """
+    moments = layer._moments  # pyright: ignore[reportAttributeAccessIssue]
+
+    @functools.wraps(moments)
+    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+        if self.synchronized:
+            return replacement(moments, self, inputs, mask)
+        return moments(self, inputs, mask)
+
+    setattr(layer, "_moments", _moments)  # noqa: B010  the type does not declare it

@@ -9,7 +9,7 @@ from typing import Any, final
 import keras
 
 from replicax import _bridges
-from replicax.integrations.keras import _hooks
+from replicax.integrations.keras import _hooks, _jit, _normalization, _writing
 from replicax.integrations.keras._scope import follow, surround
 from replicax.integrations.keras._variables import adopted
 from replicax.variables import Variable
@@ -18,7 +18,11 @@ from replicax.variables import Variable
 def bridge() -> _bridges.Bridge:
     """The bridge, once Keras has been told of us."""
     _hooks.install()
-    return _Keras() if keras.backend.backend() == "jax" else _OtherBackend()
+    if keras.backend.backend() != "jax":
+        return _OtherBackend()
+    for part in (_jit, _normalization, _writing):
+        part.install()
+    return _Keras()
 
 
 @final

@@ -20,7 +20,7 @@ from replicax._enums import ReduceOp
 from replicax.collectives import CommunicationOptions
 from replicax.errors import InvalidArgument
 from replicax.input import DistributedDataset
-from replicax.integrations.keras import _jit, _normalization, _training
+from replicax.integrations.keras import _training
 from replicax.integrations.keras._input import Elements, agree, prepared
 from replicax.integrations.keras._scope import (
     distributed_by,
@@ -46,8 +46,6 @@ def install() -> None:
     optimizer.apply_gradients = _summing_pairs(optimizer.apply_gradients)
     for kind in (optimizer, keras.optimizers.LossScaleOptimizer):
         kind.apply = _summing(kind.apply)
-    _jit.install()
-    _normalization.install()
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         setattr(keras.Model, name, _making(kind, getattr(keras.Model, name)))

@@ -39,8 +39,8 @@ def _accepting(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _synchronized(
-    moments: Callable[..., tuple[Any, Any]], layer: Any, inputs: Any, mask: Any
-) -> tuple[Any, Any]:
+    moments: Callable[..., Any], layer: Any, inputs: Any, mask: Any
+) -> Any:
     """Return mean and variance over all replicas, or over the batch where there are none.
 
     In `fit` the batch is that of all replicas.

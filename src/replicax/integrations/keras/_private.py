@@ -18,10 +18,12 @@ __all__ = [
     "DataAdapter",
     "begin_at",
     "current_scope",
+    "first_epoch",
     "get_array",
     "global_generator",
     "layers_of",
     "replace_moments",
+    "replace_saves",
     "set_array",
     "set_global_generator",
 ]
@@ -91,3 +93,23 @@ def replace_moments(layer: type, replacement: Callable[..., Any]) -> None:
         return moments(self, inputs, mask)
 
     setattr(layer, "_moments", _moments)  # noqa: B010  the type does not declare it
+
+
+def replace_saves(callback: type, replacement: Callable[..., Any]) -> None:
+    """Have what a callback of Keras saves be saved by `replacement`.
+
+    It gets the method that it replaces, and that method's arguments. Why: the methods that Keras
+    documents decide when to save, and save, in one.
+    """
+    save = callback._save_model  # pyright: ignore[reportAttributeAccessIssue]
+
+    @functools.wraps(save)
+    def _save_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(save, self, *args, **kwargs)
+
+    setattr(callback, "_save_model", _save_model)  # noqa: B010  the type does not declare it
+
+
+def first_epoch(model: keras.Model) -> int | None:
+    """Return the epoch with which a callback has `fit` begin, if one does."""
+    return model._initial_epoch

@@ -155,6 +155,6 @@ def test_workers_with_other_backups_are_told(strategy, tmp_path):
     if len(together()) == 1:
         assert fit(build(strategy), again, epochs=2).epoch == [1]
         return
-    with pytest.raises(InvalidArgument, match="begins with epoch 1, .* begins with epoch 0"):
+    with pytest.raises(InvalidArgument, match=r"begins with epoch 1, .* begins with epoch 0"):
         fit(build(strategy), again, epochs=2)
     together()

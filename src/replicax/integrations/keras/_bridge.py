@@ -10,7 +10,7 @@ import keras
 
 from replicax import _bridges
 from replicax.integrations.keras import _hooks, _jit, _normalization, _writing
-from replicax.integrations.keras._scope import follow, surround
+from replicax.integrations.keras._scope import follow, owner_in_use, surround
 from replicax.integrations.keras._variables import adopted
 from replicax.variables import Variable
 
@@ -37,7 +37,7 @@ class _Keras:
         return nullcontext()
 
     def variable(self, value: Any) -> Variable | None:
-        return adopted(value) if isinstance(value, keras.Variable) else None
+        return adopted(value, owner_in_use()) if isinstance(value, keras.Variable) else None
 
     def fingerprint(
         self, fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]

@@ -38,9 +38,7 @@ def _accepting(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _synchronized(
-    moments: Callable[..., Any], layer: Any, inputs: Any, mask: Any
-) -> Any:
+def _synchronized(moments: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> Any:
     """Return mean and variance over all replicas, or over the batch where there are none.
 
     In `fit` the batch is that of all replicas.

@@ -13,6 +13,7 @@ from replicax._typing import Nest
 from replicax.execution import Function
 from replicax.integrations.keras._private import get_array, set_array
 from replicax.integrations.keras._rows import cut, is_rows, rows_of
+from replicax.integrations.keras._scope import owned_by
 from replicax.integrations.keras._steps import Everywhere, State
 from replicax.strategies import Strategy
 
@@ -34,17 +35,24 @@ class Stateful:
     def __init__(
         self, model: keras.Model, strategy: Strategy, name: str, *, compiled: bool
     ) -> None:
-        self._model, self._topology = model, strategy.topology
+        self._model, self._strategy = model, strategy
         self._groups = _GROUPS[name]
-        self._method = getattr(model, name)
-        self._function = Function(self._of_rows) if compiled else None
+        method = getattr(model, name)
+
+        def step(data: Nest) -> Nest:
+            with owned_by(strategy):
+                return method(jax.tree.map(_cut, data, is_leaf=is_rows))
+
+        step.__name__ = name
+        self._step = step
+        self._function = Function(step) if compiled else None
         self._everywhere = Everywhere(strategy.topology)
 
     def __call__(self, state: State, data: Nest) -> tuple[Nest, State]:
         self._put_back(state)
         with _context.entered(_context.outside_of_scopes()):
             if self._function is None:
-                outputs = _bridges.surrounded(self._method)(self._on_host(data))
+                outputs = _bridges.surrounded(self._step)(self._on_host(data))
             else:
                 outputs = self._function(self._rows(data))
         # Asked again, because the first step may have made some.
@@ -57,15 +65,13 @@ class Stateful:
         with _context.entered(_context.outside_of_scopes()):
             return self._function.trace(self._rows(data))
 
-    def _of_rows(self, data: Nest) -> Nest:
-        return self._method(jax.tree.map(_cut, data, is_leaf=is_rows))
-
     def _on_host(self, data: Nest) -> Nest:
         """Return a whole batch for the first device, where variables are read outside of scopes."""
         return jax.tree.map(np.asarray, self._everywhere(data))
 
     def _rows(self, data: Nest) -> Nest:
-        return jax.tree.map(lambda leaf: rows_of(leaf, self._topology), data, is_leaf=is_rows)
+        topology = self._strategy.topology
+        return jax.tree.map(lambda leaf: rows_of(leaf, topology), data, is_leaf=is_rows)
 
     def _put_back(self, state: State) -> None:
         """Give the variables their arrays, which Keras has taken away for as long as it fits."""

@@ -66,8 +66,8 @@ def programs(monkeypatch):
     return found
 
 
-def has_arrays_of(rows, program):
-    return re.search(rf"[a-z]\d+\[{rows}[,\]]", program.as_text()) is not None
+def has_arrays_of(shape, program):
+    return re.search(rf"[a-z]\d+\[{shape}[,\]]", program.as_text()) is not None
 
 
 SLOW = ("recurrent", "attention", "without jit_compile")  # to compile, or to run

@@ -7,6 +7,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import STRATEGIES
 from keras_models import IMAGES, TABLE, keras, layers
 
 import replicax as rx
@@ -21,6 +22,11 @@ CASES = {
     "masked": ({}, IMAGES[:ROWS, ..., 0], MASK),
     "renorm": ({"renorm": True}, TABLE[:ROWS] + 3, None),
 }
+
+
+@pytest.fixture(params=[x for x in ("mirrored 1", "mirrored 2", "workers") if x in STRATEGIES])
+def strategy(request):
+    return STRATEGIES[request.param]()
 
 
 def build(shape, **options):
@@ -51,8 +57,7 @@ def expected(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_replicas_see_the_statistics_of_all(name, mirrored_strategy, execution):
-    strategy = mirrored_strategy
+def test_replicas_see_the_statistics_of_all(name, strategy, execution):
     options, x, mask = CASES[name]
     with strategy.scope():
         layer, bend = build(x.shape[1:], synchronized=True, **options)

@@ -123,21 +123,20 @@ class IfItTraces:
         if self._traces is None:
             try:
                 self._compiled.trace(state, data)
-            except Exception as error:
+            except Exception:
                 # A mistake of the user is raised by the step itself, and then there is no hint.
                 results = self._by_operation(state, data)
                 self._traces = False
-                self._hint(error)
+                self._hint()
                 return results
             self._traces = True
         return (self._compiled if self._traces else self._by_operation)(state, data)
 
-    def _hint(self, error: Exception) -> None:
+    def _hint(self) -> None:
         names = ", ".join(f"{layer.name!r} ({type(layer).__name__})" for layer in self._layers)
-        reason = str(error).strip().splitlines()
         hint(
-            f"{self._label} is not compiled, and every device computes the whole batch, operation "
-            f"by operation. These layers are not for compiled programs (`supports_jit` is False): "
-            f"{names}; JAX says {type(error).__name__}: {reason[0] if reason else ''}. Apply them "
-            "to the dataset (`dataset.map`), or take layers that JAX can trace."
+            f"{self._label} is not compiled, because JAX cannot trace it: every device computes "
+            "the whole batch, operation by operation. Layers that are not made for compiled "
+            f"programs (`supports_jit` is False): {names}. Apply them to the dataset "
+            "(`dataset.map`), or take layers that JAX can trace."
         )

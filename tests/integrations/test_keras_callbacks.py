@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -14,6 +15,11 @@ from keras_models import LABELS, TABLE, dense, keras
 import replicax as rx
 from replicax import cluster
 from replicax.errors import InvalidArgument, SaveFailed
+
+try:  # here, because it sets an environment variable when it is first imported
+    import tensorboardX as tensorboard
+except ImportError:
+    tensorboard = None
 
 # Keras 3.15 converts its variables in a way that NumPy 2 warns of, for callbacks that ask for them.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -158,3 +164,17 @@ def test_workers_with_other_backups_are_told(strategy, tmp_path):
     with pytest.raises(InvalidArgument, match=r"begins with epoch 1, .* begins with epoch 0"):
         fit(build(strategy), again, epochs=2)
     together()
+
+
+def test_tensorboard_without_tensorflow(two, tmp_path, monkeypatch):
+    """The callback on the page about Keras writes what TensorBoard reads."""
+    if tensorboard is None:
+        pytest.skip("tensorboardX is not installed: pip install replicax[tensorboard]")
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "keras.md").read_text()
+    (code,) = re.findall(r"```python\n(from tensorboardX.*?)```", page, re.DOTALL)
+    names = {"keras": keras, "rx": rx}
+    exec(code, names)
+    monkeypatch.chdir(tmp_path)
+    fit(build(two), names["Scalars"](), epochs=2)
+    (file,) = (tmp_path / "logs").iterdir()
+    assert [file.read_bytes().count(tag) for tag in (b"epoch_loss", b"epoch_accuracy")] == [2, 2]

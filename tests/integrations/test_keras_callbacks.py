@@ -17,9 +17,9 @@ from replicax import cluster
 from replicax.errors import InvalidArgument, SaveFailed
 
 try:  # here, because it sets an environment variable when it is first imported
-    import tensorboardX as tensorboard
+    from tensorboardX import SummaryWriter
 except ImportError:
-    tensorboard = None
+    SummaryWriter = None
 
 # Keras 3.15 converts its variables in a way that NumPy 2 warns of, for callbacks that ask for them.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -168,7 +168,7 @@ def test_workers_with_other_backups_are_told(strategy, tmp_path):
 
 def test_tensorboard_without_tensorflow(two, tmp_path, monkeypatch):
     """The callback on the page about Keras writes what TensorBoard reads."""
-    if tensorboard is None:
+    if SummaryWriter is None:
         pytest.skip("tensorboardX is not installed: pip install replicax[tensorboard]")
     page = (pathlib.Path(__file__).parents[2] / "docs" / "keras.md").read_text()
     (code,) = re.findall(r"```python\n(from tensorboardX.*?)```", page, re.DOTALL)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+import jax
 import numpy as np
 import pytest
-from conftest import STRATEGIES
+from conftest import STRATEGIES, cpus
 from keras_models import CASES, life, plain
 
 import replicax as rx
+from replicax.execution import _state_lifting
+from replicax.integrations.keras import _steps
 
 # Keras 3.15 converts its variables in a way that NumPy 2 warns of, for callbacks that ask for them.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -20,7 +25,7 @@ MIXED = {"rtol": 0.03, "atol": 0.03}  # bfloat16 has 2 or 3
 def require_equal(name, results):
     tolerance = MIXED if CASES[name].policy == "mixed_bfloat16" else TOLERANCE
     expected = plain(name)
-    assert list(results) == list(expected)
+    assert results.keys() == expected.keys()
     for what, value in results.items():
         np.testing.assert_allclose(
             value.astype(np.float64), expected[what].astype(np.float64), err_msg=what, **tolerance
@@ -35,6 +40,36 @@ def test_every_strategy_equals_one_device(name, strategy):
     require_equal(name, life(CASES[name], strategy))
 
 
+@pytest.fixture
+def programs(monkeypatch):
+    """By name of a step: the first program that was run for it, as each device has it."""
+    found = {}
+
+    def show(module, static):
+        launch, compiled = module.launch, {}
+
+        def shown(topology, label, program, *args):
+            if "_step`" not in label:
+                return launch(topology, label, program, *args)
+            arrays, rest = args[: len(args) - static], args[len(args) - static :]
+            shapes = str([leaf.shape for leaf in jax.tree.leaves(arrays)])
+            if (program, rest, shapes) not in compiled:
+                compiled[program, rest, shapes] = program.lower(*args).compile()
+            run = compiled[program, rest, shapes]
+            found.setdefault(label.split("`")[1], run)
+            return launch(topology, label, run, *arrays)
+
+        monkeypatch.setattr(module, "launch", shown)
+
+    show(_steps, 2)  # the last two arguments are part of the program
+    show(_state_lifting, 0)
+    return found
+
+
+def has_arrays_of(shape, program):
+    return re.search(rf"[a-z]\d+\[{shape}[,\]]", program.as_text()) is not None
+
+
 SLOW = ("recurrent", "attention", "without jit_compile")  # to compile, or to run
 
 
@@ -46,9 +81,21 @@ SLOW = ("recurrent", "attention", "without jit_compile")  # to compile, or to ru
         if name != "dense"
     ],
 )
-def test_every_kind_of_model_equals_one_device(name):
-    three = rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])  # which no batch divides by
-    require_equal(name, life(CASES[name], three))
+def test_every_kind_of_program_equals_one_device_and_is_divided(name, programs):
+    """Equal would also be programs in which every device computes everything."""
+    case = CASES[name]
+    # No batch divides by three; elsewhere two, of which each has exactly half.
+    strategy = rx.MirroredStrategy(cpus(3 if "partial" in name else 2))
+    require_equal(name, life(case, strategy))
+    if case.whole is not None:
+        assert not has_arrays_of(case.whole, programs["train_step"])
+    if name == "without jit_compile":
+        assert programs == {}
+
+
+def test_what_is_not_divided_would_be_seen(programs):
+    life(CASES["dropout"], rx.MirroredStrategy(cpus(1)))
+    assert has_arrays_of(CASES["dropout"].whole, programs["train_step"])
 
 
 def test_tpus():

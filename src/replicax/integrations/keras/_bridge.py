@@ -9,8 +9,8 @@ from typing import Any, final
 import keras
 
 from replicax import _bridges
-from replicax.integrations.keras import _hooks
-from replicax.integrations.keras._scope import follow, surround
+from replicax.integrations.keras import _hooks, _jit, _normalization, _writing
+from replicax.integrations.keras._scope import follow, owner_in_use, surround
 from replicax.integrations.keras._variables import adopted
 from replicax.variables import Variable
 
@@ -18,7 +18,11 @@ from replicax.variables import Variable
 def bridge() -> _bridges.Bridge:
     """The bridge, once Keras has been told of us."""
     _hooks.install()
-    return _Keras() if keras.backend.backend() == "jax" else _OtherBackend()
+    if keras.backend.backend() != "jax":
+        return _OtherBackend()
+    for part in (_jit, _normalization, _writing):
+        part.install()
+    return _Keras()
 
 
 @final
@@ -33,7 +37,7 @@ class _Keras:
         return nullcontext()
 
     def variable(self, value: Any) -> Variable | None:
-        return adopted(value) if isinstance(value, keras.Variable) else None
+        return adopted(value, owner_in_use()) if isinstance(value, keras.Variable) else None
 
     def fingerprint(
         self, fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]

@@ -28,6 +28,7 @@ from replicax.integrations.keras._scope import (
     outside_of_functions,
     users_distribution,
 )
+from replicax.integrations.keras._signatures import takes_data_alone
 from replicax.strategies import Strategy, get_replica_context, get_strategy
 
 _at_the_end: weakref.WeakKeyDictionary[keras.Model, list[Callable[[], None]]]
@@ -165,6 +166,8 @@ def _feeding(method: Callable[..., Any]) -> Callable[..., Any]:
                     "outside of every strategy's scope. Make it inside: `with strategy.scope():`."
                 )
             return call(self, *args, **kwargs)
+        if type(self).call is keras.Model.call and takes_data_alone(self, "train_step"):
+            self.built = True  # there is nothing to call, so that Keras could not build it
         steps = given.get("steps_per_epoch" if name == "fit" else "steps")
         given["x"] = prepared(given.get("x"), strategy, name, steps)
         if isinstance(given["x"], Elements):

@@ -19,6 +19,7 @@ from replicax.integrations.keras._private import (
     set_global_generator,
 )
 from replicax.integrations.keras._variables import adopted, belongs_to
+from replicax.strategies import Strategy
 from replicax.variables import write
 
 
@@ -84,18 +85,23 @@ class VariablesInUse(keras.StatelessScope):
 
     A program that is traced finds them, replicas see their own, and a differentiated function can
     be differentiated with respect to them.
+
+    Variables that have no strategy get that of `owner`, which is set while a step of `fit` runs:
+    it computes outside of the strategy, but what it makes is kept on all devices.
     """
+
+    owner: Strategy | None = None
 
     def get_current_value(self, variable: keras.Variable) -> jax.Array:
         if get_array(variable) is None:
             self._initialize()
-        return adopted(variable).value
+        return adopted(variable, self.owner).value
 
     def add_update(self, update: tuple[keras.Variable, jax.Array]) -> None:
         variable, value = update
         if get_array(variable) is None:
             self._initialize()
-        write(adopted(variable), value)
+        write(adopted(variable, self.owner), value)
 
     def _initialize(self) -> None:
         """Keras puts off the numbers of variables made in here until the scope is left.
@@ -114,6 +120,24 @@ class VariablesInUse(keras.StatelessScope):
                 yield
             finally:
                 self.__enter__()
+
+
+@contextmanager
+def owned_by(strategy: Strategy) -> Iterator[None]:
+    """Have variables without a strategy belong to this one; inside of a surrounded function."""
+    scope = current_scope()
+    assert isinstance(scope, VariablesInUse)
+    scope.owner = strategy
+    try:
+        yield
+    finally:
+        scope.owner = None
+
+
+def owner_in_use() -> Strategy | None:
+    """Return the strategy that variables without one get here."""
+    scope = current_scope()
+    return scope.owner if isinstance(scope, VariablesInUse) else None
 
 
 def outside_of_functions() -> AbstractContextManager[None]:

@@ -7,39 +7,32 @@ as BatchNormalization, and for random numbers, and the same as without a strateg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, final
+from collections.abc import Iterator
+from typing import final
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from replicax._typing import Nest
-from replicax.collectives import launch
-from replicax.integrations.keras._products import without_transposed_products
-from replicax.integrations.keras._rows import Rows, cut, is_rows, rows_of
+from replicax.integrations.keras._jit import is_compiled, refused_layers
+from replicax.integrations.keras._signatures import takes_data_alone
+from replicax.integrations.keras._stateful import Stateful
+from replicax.integrations.keras._steps import ByOperation, Compiled, IfItTraces, State, Step
 from replicax.integrations.keras._variables import adopted
 from replicax.strategies import Strategy
-from replicax.topology import Topology
-
-State = tuple[list[jax.Array], ...]
-Step = Callable[[State, Nest], tuple[Nest, State]]
 
 
 def train_function(model: keras.Model, strategy: Strategy) -> StepFunction:
-    return StepFunction(model, strategy, "train_step", model.train_step)
+    return StepFunction(model, strategy, "train_step")
 
 
 def test_function(model: keras.Model, strategy: Strategy) -> StepFunction:
-    return StepFunction(model, strategy, "test_step", model.test_step)
+    return StepFunction(model, strategy, "test_step")
 
 
 def predict_function(model: keras.Model, strategy: Strategy) -> StepFunction:
-    def step(state: State, data: Nest) -> tuple[Nest, State]:
-        outputs, non_trainable = model.predict_step(state, data)
-        return outputs, (state[0], non_trainable)
-
-    return StepFunction(model, strategy, "predict_step", step, keeps_outputs=True)
+    return StepFunction(model, strategy, "predict_step")
 
 
 @final
@@ -49,27 +42,14 @@ class StepFunction:
     Args:
       model: The model.
       strategy: That in whose scope it was made.
-      name: What the step is called.
-      step: The step of the model, on the whole batch.
-      keeps_outputs: Whether the outputs of all steps are wanted, one after another, and not those
-        of the last.
+      name: The method of the model that makes a step on the whole batch.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        name: str,
-        step: Step,
-        keeps_outputs: bool = False,
-    ) -> None:
+    def __init__(self, model: keras.Model, strategy: Strategy, name: str) -> None:
         self._model, self._topology = model, strategy.topology
-        self._keeps_outputs = keeps_outputs
+        self._keeps_outputs = name == "predict_step"  # of all steps, and not those of the last
         self._last_state: State | None = None
-        self._step: Step = _ByOperation(step, strategy.topology)
-        if model.jit_compile and not model.run_eagerly:
-            label = f"`{name}` of {model.name!r}"
-            self._step = _Compiled(label, step, strategy.topology, keeps_outputs)
+        self._step = _step_of(model, strategy, name)
         optimizer = getattr(model, "optimizer", None)  # not there before `compile`
         for variable in (*model.variables, *(optimizer.variables if optimizer else ())):
             adopted(variable, strategy)
@@ -107,57 +87,29 @@ class StepFunction:
         return jax.tree.map(placed, state)
 
 
-@final
-class _Compiled:
-    """A step as one program."""
-
-    def __init__(self, label: str, step: Step, topology: Topology, keeps_outputs: bool) -> None:
-        self._label, self._topology = label, topology
-        # Outputs that are kept stay divided, where they can and one process can read them.
-        self._divided = keeps_outputs and not topology.spans_processes
-        whole = topology.replicated
-
-        def program(state: State, arrays: list[Any], structure: Any, counts: Any) -> Any:
-            rows = [cut(array, count) for array, count in zip(arrays, counts, strict=True)]
-            return without_transposed_products(step)(state, jax.tree.unflatten(structure, rows))
-
-        def compiled(outputs: Any) -> Callable[..., tuple[Nest, State]]:
-            return jax.jit(
-                program,
-                static_argnums=(2, 3),
-                donate_argnums=0,
-                out_shardings=(outputs, whole),
-            )
-
-        self._whole, self._even = compiled(whole), compiled(None)
-
-    def __call__(self, state: State, data: Nest) -> tuple[Nest, State]:
-        leaves, structure = jax.tree.flatten(data, is_leaf=is_rows)
-        leaves = [rows_of(leaf, self._topology) for leaf in leaves]
-        counts = tuple(leaf.counts if isinstance(leaf, Rows) else None for leaf in leaves)
-        arrays = [leaf.array if isinstance(leaf, Rows) else leaf for leaf in leaves]
-        even = self._divided and all(count is None for count in counts)
-        program = self._even if even else self._whole
-        return launch(self._topology, self._label, program, state, arrays, structure, counts)
+def _step_of(model: keras.Model, strategy: Strategy, name: str) -> Step:
+    """Return a step of a model: as one program, unless it is to run eagerly."""
+    label = f"`{name}` of {model.name!r}"
+    if takes_data_alone(model, name):
+        compiled, by_operation = (
+            Stateful(model, strategy, name, compiled=compiled) for compiled in (True, False)
+        )
+    else:
+        step = _predict_step(model) if name == "predict_step" else getattr(model, name)
+        kept = name == "predict_step"
+        compiled = Compiled(label, step, strategy.topology, keeps_outputs=kept)
+        by_operation = ByOperation(step, strategy.topology)
+    if not is_compiled(model):
+        return by_operation
+    layers = refused_layers(model)
+    return IfItTraces(label, layers, compiled, by_operation) if layers else compiled
 
 
-@final
-class _ByOperation:
-    """A step without a program: every device computes all of the batch, one by one, as Python goes.
+def _predict_step(model: keras.Model) -> Step:
+    """Return the step of `predict`, with a state like the others."""
 
-    For debugging. Were the rows divided, nearly every operation would have the devices meet.
-    """
+    def step(state: State, data: Nest) -> tuple[Nest, State]:
+        outputs, non_trainable = model.predict_step(state, data)
+        return outputs, (state[0], non_trainable)
 
-    def __init__(self, step: Step, topology: Topology) -> None:
-        self._step, self._topology = step, topology
-        self._everywhere = jax.jit(cut, static_argnums=1, out_shardings=topology.replicated)
-
-    def __call__(self, state: State, data: Nest) -> tuple[Nest, State]:
-        return self._step(state, jax.tree.map(self._whole, data, is_leaf=is_rows))
-
-    def _whole(self, leaf: Any) -> jax.Array:
-        if isinstance(leaf, Rows):
-            return launch(
-                self._topology, "gathering a batch", self._everywhere, leaf.array, leaf.counts
-            )
-        return self._topology.replicate(leaf)
+    return step

@@ -1,0 +1,142 @@
+"""Steps of a model that are functions of the state and a batch, as Keras has them on JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, final
+
+import jax
+
+from replicax._hints import hint
+from replicax._typing import Nest
+from replicax.collectives import launch
+from replicax.integrations.keras._products import without_transposed_products
+from replicax.integrations.keras._rows import Rows, cut, is_rows, rows_of
+from replicax.topology import Topology
+
+State = tuple[list[jax.Array], ...]
+Step = Callable[[State, Nest], tuple[Nest, State]]
+
+
+class Traceable(Protocol):
+    """A step as one program, which can be traced before it is run."""
+
+    def __call__(self, state: State, data: Nest) -> tuple[Nest, State]: ...
+
+    def trace(self, state: State, data: Nest) -> jax.stages.Traced: ...
+
+
+@final
+class Compiled:
+    """A step as one program."""
+
+    def __init__(self, label: str, step: Step, topology: Topology, keeps_outputs: bool) -> None:
+        self._label, self._topology = label, topology
+        # Outputs that are kept stay divided, where they can and one process can read them.
+        self._divided = keeps_outputs and not topology.spans_processes
+        whole = topology.replicated
+
+        def program(state: State, arrays: list[Any], structure: Any, counts: Any) -> Any:
+            rows = [cut(array, count) for array, count in zip(arrays, counts, strict=True)]
+            return without_transposed_products(step)(state, jax.tree.unflatten(structure, rows))
+
+        def compiled(outputs: Any) -> Any:
+            return jax.jit(
+                program,
+                static_argnums=(2, 3),
+                donate_argnums=0,
+                out_shardings=(outputs, whole),
+            )
+
+        self._whole, self._even = compiled(whole), compiled(None)
+
+    def __call__(self, state: State, data: Nest) -> tuple[Nest, State]:
+        program, arguments = self._program(state, data)
+        return launch(self._topology, self._label, program, *arguments)
+
+    def trace(self, state: State, data: Nest) -> jax.stages.Traced:
+        """Return the program for a batch without running it; JAX keeps what it has traced."""
+        program, arguments = self._program(state, data)
+        return program.trace(*arguments)
+
+    def _program(self, state: State, data: Nest) -> tuple[Any, tuple[Any, ...]]:
+        leaves, structure = jax.tree.flatten(data, is_leaf=is_rows)
+        leaves = [rows_of(leaf, self._topology) for leaf in leaves]
+        counts = tuple(leaf.counts if isinstance(leaf, Rows) else None for leaf in leaves)
+        arrays = [leaf.array if isinstance(leaf, Rows) else leaf for leaf in leaves]
+        even = self._divided and all(count is None for count in counts)
+        return self._even if even else self._whole, (state, arrays, structure, counts)
+
+
+@final
+class ByOperation:
+    """A step without a program: every device computes all of the batch, one by one, as Python goes.
+
+    For debugging. Were the rows divided, nearly every operation would have the devices meet.
+    """
+
+    def __init__(self, step: Step, topology: Topology) -> None:
+        self._step, self._everywhere = step, Everywhere(topology)
+
+    def __call__(self, state: State, data: Nest) -> tuple[Nest, State]:
+        return self._step(state, self._everywhere(data))
+
+
+@final
+class Everywhere:
+    """Brings whole batches to every device."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._gathered = jax.jit(cut, static_argnums=1, out_shardings=topology.replicated)
+
+    def __call__(self, data: Nest) -> Nest:
+        return jax.tree.map(self._whole, data, is_leaf=is_rows)
+
+    def _whole(self, leaf: Any) -> jax.Array:
+        if isinstance(leaf, Rows):
+            return launch(
+                self._topology, "gathering a batch", self._gathered, leaf.array, leaf.counts
+            )
+        return self._topology.replicate(leaf)
+
+
+@final
+class IfItTraces:
+    """A step of a model that Keras would not compile: as one program where JAX can trace it.
+
+    Args:
+      label: What the step is called.
+      layers: Those because of which Keras would not.
+      compiled: The step as one program.
+      by_operation: The step without one.
+    """
+
+    def __init__(
+        self, label: str, layers: Sequence[Any], compiled: Traceable, by_operation: Step
+    ) -> None:
+        self._label, self._layers = label, layers
+        self._compiled, self._by_operation = compiled, by_operation
+        self._traces: bool | None = None
+
+    def __call__(self, state: State, data: Nest) -> tuple[Nest, State]:
+        if self._traces is None:
+            try:
+                self._compiled.trace(state, data)
+            except Exception:
+                # A mistake of the user is raised by the step itself, and then there is no hint.
+                results = self._by_operation(state, data)
+                self._traces = False
+                self._hint()
+                return results
+            self._traces = True
+        return (self._compiled if self._traces else self._by_operation)(state, data)
+
+    def _hint(self) -> None:
+        names = ", ".join(f"{layer.name!r} ({type(layer).__name__})" for layer in self._layers)
+        hint(
+            f"{self._label} is not compiled, because JAX cannot trace it: every device computes "
+            "the whole batch, operation by operation. Layers that are not made for compiled "
+            f"programs (`supports_jit` is False): {names}. Apply them to the dataset "
+            "(`dataset.map`), or take layers that JAX can trace."
+        )

@@ -1,0 +1,114 @@
+"""Keras' callbacks that write files, among several workers: one writes, the others wait."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from replicax import cluster
+from replicax.errors import InvalidArgument, SaveFailed
+from replicax.integrations.keras._hooks import strategy_of
+from replicax.integrations.keras._private import first_epoch, replace_saves
+
+Checkpoint, Backup = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
+
+
+def install() -> None:
+    """Wrap what writes, and what reads it again."""
+    for callback in (Checkpoint, Backup):
+        replace_saves(callback, _by_one)
+    Backup.on_train_begin = _agreeing(Backup.on_train_begin)
+    Backup.on_train_end = _removing(Backup.on_train_end)
+
+
+def _by_one(save: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> Any:
+    """Save by the first of the workers that have one path; all go on once it is written."""
+    session = _session_of(callback)
+    if session is None:
+        return save(callback, *args, **kwargs)
+    writer = _writer(session, callback)
+    error = None
+    if writer == session.members.index:
+        try:
+            save(callback, *args, **kwargs)
+        except Exception as caught:
+            error = caught
+    best = callback.best if isinstance(callback, Checkpoint) else None
+    told = session.meet(
+        f"the end of a save by {type(callback).__name__}",
+        [None if error is None else f"{type(error).__name__}: {error}", best],
+    )
+    if error is not None:
+        raise error
+    failures = {
+        name: failure
+        for name, (failure, _) in zip(session.members.names, told, strict=True)
+        if failure is not None
+    }
+    if failures:
+        raise SaveFailed(
+            f"{type(callback).__name__} could not save to {_path(callback)!r}. "
+            + "; ".join(f"{name}: {failure}" for name, failure in failures.items())
+            + ". Give a path at which the first worker may write."
+        )
+    if isinstance(callback, Checkpoint):
+        callback.best = told[writer][1]  # who did not save has not compared
+    return None
+
+
+def _agreeing(begin: Callable[..., Any]) -> Callable[..., Any]:
+    """Restore a backup on all workers, or on none."""
+
+    @functools.wraps(begin)
+    def agreed(self: Any, logs: Any = None) -> None:
+        begin(self, logs)
+        session = _session_of(self)
+        if session is None:
+            return
+        epochs = session.meet(f"the beginning of {type(self).__name__}", first_epoch(self.model))
+        if len(set(epochs)) > 1:
+            seen = ", ".join(
+                f"{name} begins with epoch {epoch or 0}"
+                for name, epoch in zip(session.members.names, epochs, strict=True)
+            )
+            raise InvalidArgument(
+                f"The workers have different backups in {_path(self)!r}: {seen}. Give a directory "
+                "that all workers see, or remove what is left in it."
+            )
+
+    return agreed
+
+
+def _removing(end: Callable[..., Any]) -> Callable[..., Any]:
+    """Remove a backup by the worker that wrote it, before any of them begins another `fit`."""
+
+    @functools.wraps(end)
+    def removed(self: Any, logs: Any = None) -> None:
+        session = _session_of(self)
+        if session is None or _writer(session, self) == session.members.index:
+            end(self, logs)
+        if session is not None:
+            session.meet(f"the end of {type(self).__name__}")
+
+    return removed
+
+
+def _session_of(callback: Any) -> cluster.Session | None:
+    """Return the session of the workers that fit a callback's model, if there are several."""
+    strategy = strategy_of(callback.model)
+    return cluster.current() if strategy and strategy.topology.spans_processes else None
+
+
+def _writer(session: cluster.Session, callback: Any) -> int:
+    """Return which worker writes to the path of this one: the first that has the same."""
+    path = _path(callback)
+    return session.meet(f"a save by {type(callback).__name__}", path).index(path)
+
+
+def _path(callback: Any) -> str:
+    path = callback.filepath if isinstance(callback, Checkpoint) else callback.backup_dir
+    return os.fspath(path)

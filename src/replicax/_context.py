@@ -35,7 +35,7 @@ class Frame:
     `overlay` holds values that variables have for a differentiated function only, `transaction`
     what to restore should the running function fail, `program` the program that is being traced;
     `uneven` says that a compiled function runs eagerly because its replicas differ; `runs` compiles
-    what a compiled function with a loop over a dataset gives to `run`; in a `rehearsal` all
+    what a compiled function with a loop over elements gives to `run`; in a `rehearsal` all
     functions run eagerly, and elements of iterators are shown without being taken.
     """
 

@@ -105,6 +105,21 @@ def test_a_function_is_called_once_a_signature_but_for_the_second_pass(two):
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("option", ["autograph", "jit_compile", "reduce_retracing"])
+def test_options_of_tf_function(two, option):
+    for value in (None, True, False):
+
+        @rx.function(**{option: value})
+        def total(x):
+            return two.reduce("SUM", two.run(lambda x: x * 2, args=(x,)), axis=None)
+
+        assert float(total(jnp.float32(3))) == 12
+        assert total.tracing_count == 1
+    for value in (1, "yes", jnp.ones(1000)):
+        with pytest.raises(TypeError, match=f"`{option}` of `rx.function` must be True"):
+            rx.function(**{option: value})
+
+
 def test_input_signature(two):
     spec = jax.ShapeDtypeStruct((4, 2), jnp.float32)
 

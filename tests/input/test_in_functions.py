@@ -281,6 +281,164 @@ def test_a_loop_in_a_function(strategy, count):
     assert epoch.tracing_count == 1
 
 
+def steps_of(strategy, total, traces):
+    """A function of several steps, which counts how often a step's Python runs."""
+
+    def replica_fn(x):
+        traces.append(isinstance(x, jax.core.Tracer))
+        total.assign_add(jnp.sum(x))
+        return jnp.sum(x * x)
+
+    def steps(iterator, count):
+        result = jnp.float32(0)
+        for _ in range(count):
+            squares = strategy.run(replica_fn, args=(next(iterator),))
+            result += strategy.reduce("SUM", squares, axis=None)
+        return result
+
+    return steps
+
+
+@pytest.mark.parametrize("last", [8, 4, 3])
+def test_a_loop_of_steps_is_as_in_python(strategy, last):
+    """With a last batch that is whole, divides or does not; the third call meets the end."""
+    dataset = dataset_of(strategy, 4 * 8 + last, 8)
+    outcomes = []
+    for wrap in (lambda fn: fn, rx.function):
+        with strategy.scope():
+            total = rx.Variable(0.0, aggregation="SUM")
+        steps, iterator, seen = wrap(steps_of(strategy, total, [])), iter(dataset), []
+        for _ in range(2):
+            seen.append((float(steps(iterator, 2)), float(total), iterator.get_state()))
+        with pytest.raises(StopIteration):
+            steps(iterator, 2)
+        seen.append((float(total), iterator.get_state()))
+        with pytest.raises(StopIteration):
+            steps(iterator, 2)
+        outcomes.append(seen)
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][2][0] == rows(4 * 8 + last).sum()
+
+
+def test_a_loop_of_steps_is_traced_once_however_long(two):
+    with two.scope():
+        total = rx.Variable(0.0, aggregation="SUM")
+    traces = []
+    steps = rx.function(steps_of(two, total, traces))
+    source = rx.from_tensor_slices(rows(4)).batch(4).repeat()
+    iterator = iter(two.experimental_distribute_dataset(source))
+    assert float(steps(iterator, 40)) == 40 * 14
+    assert len(traces) <= 4, "one step to see that it is a loop, and two passes of its program"
+    before = len(traces)
+    assert float(steps(iterator, 40)) == 40 * 14
+    assert len(traces) == before
+    assert float(steps(iterator, 500)) == 500 * 14
+    assert len(traces) <= before + 1, "another count needs no other program"
+    assert all(traces)
+    assert float(total) == 580 * 6
+    assert steps.tracing_count == 2
+
+
+@pytest.mark.parametrize("function", [False, True], ids=["python", "an rx.function"])
+def test_a_loop_of_steps_that_a_helper_takes(two, function):
+    traces = []
+
+    def replica_fn(x):
+        traces.append(x)
+        return jnp.sum(x)
+
+    def step(iterator):
+        return two.reduce("SUM", two.run(replica_fn, args=(iterator.get_next(),)), axis=None)
+
+    inner = rx.function(step) if function else step
+
+    @rx.function
+    def steps(iterator):
+        results = []
+        while len(results) < 6:
+            results.append(inner(iterator))
+        return results
+
+    assert [float(x) for x in steps(iter(dataset_of(two, 12, 2)))] == [1, 5, 9, 13, 17, 21]
+    assert len(traces) <= 4
+
+
+def test_elements_that_are_collected_are_one_program(two):
+    """A loop without a `run` between two elements has no steps that would be traced again."""
+
+    @rx.function
+    def step(iterator):
+        elements = [next(iterator) for _ in range(3)]
+        sums = two.run(lambda *parts: sum(jnp.sum(part) for part in parts), args=elements)
+        return two.reduce("SUM", sums, axis=None)
+
+    iterator = iter(dataset_of(two, 24, 4))
+    assert step.lower(iterator)
+    assert [float(x) for x in until_the_end(step, iterator)] == [66, 210]
+    assert step.tracing_count == 1
+
+
+def test_steps_that_are_written_out_are_one_program(two):
+    @rx.function
+    def step(iterator):
+        first = two.run(jnp.sum, args=(next(iterator),))
+        second = two.run(jnp.sum, args=(next(iterator),))
+        return two.reduce("SUM", first, axis=None), two.reduce("SUM", second, axis=None)
+
+    iterator = iter(dataset_of(two, 16, 4))
+    assert "all-reduce" in step.lower(iterator).compile().as_text()
+    assert [[float(x) for x in both] for both in until_the_end(step, iterator)] == [
+        [6, 22],
+        [38, 54],
+    ]
+
+
+def test_a_loop_over_iterators_is_one_program(two):
+    @rx.function
+    def step(*iterators):
+        losses = [two.run(jnp.sum, args=(next(iterator),)) for iterator in iterators]
+        return [two.reduce("SUM", loss, axis=None) for loss in losses]
+
+    dataset = dataset_of(two, 8, 2)
+    iterators = iter(dataset), iter(dataset)
+    assert step.lower(*iterators)
+    assert [float(x) for x in step(*iterators)] == [1, 1]
+
+
+def test_a_loop_of_steps_that_fails_has_done_the_steps_before(two):
+    """As a loop in Python has; within a step, all or nothing holds."""
+    with two.scope():
+        total = rx.Variable(0.0, aggregation="SUM")
+
+    def replica_fn(x, fails):
+        total.assign_add(jnp.sum(x))
+        if fails:
+            raise ArithmeticError("in the third step")
+
+    @rx.function
+    def steps(iterator):
+        for number in range(4):
+            two.run(replica_fn, args=(next(iterator), number == 2))
+
+    iterator = iter(dataset_of(two, 8, 2))
+    with pytest.raises(ArithmeticError, match="third step"):
+        steps(iterator)
+    assert float(total) == 1 + 5
+    assert iterator.get_state()["steps"] == 3
+
+
+def test_an_array_as_the_number_of_steps_says_what_to_write(two):
+    with two.scope():
+        total = rx.Variable(0.0, aggregation="SUM")
+    steps = rx.function(steps_of(two, total, []))
+    iterator = iter(dataset_of(two, 8, 2))
+    with pytest.raises(jax.errors.TracerIntegerConversionError) as raised:
+        steps(iterator, jnp.int32(3))
+    assert any("`fn(iterator, int(count))`" in note for note in raised.value.__notes__)
+    assert iterator.get_state()["steps"] == 0
+    assert float(steps(iterator, int(jnp.int32(3)))) == sum(x * x for x in range(6))
+
+
 def test_a_loop_with_variables_and_an_iterator(two):
     with two.scope():
         total = rx.Variable(0.0, aggregation="SUM")

@@ -1,4 +1,4 @@
-"""What a function with a loop over a dataset gives to `run`, compiled."""
+"""Functions given to `run` in a loop over elements, compiled."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CompiledRuns:
             return self._compile(fn)  # another one every time, and not worth keeping
         if self._variants[identity.code] == _MANY_VARIANTS:
             hint(
-                f"`{getattr(fn, '__qualname__', fn)}`, given to `run` in a loop over a dataset, "
+                f"`{getattr(fn, '__qualname__', fn)}`, given to `run` in a loop over elements, "
                 f"has closed over other values {_MANY_VARIANTS} times, and is compiled anew each "
                 "time, which is slow. Pass what changes as an argument: "
                 "`strategy.run(fn, args=(batch, value))`."

@@ -28,10 +28,10 @@ from replicax.execution._compiled_runs import CompiledRuns
 from replicax.execution._input_signature import conformed
 from replicax.execution._pulling import (
     AtItsEnd,
-    GoesThroughDataset,
     NotOneProgram,
     Pulling,
     Pulls,
+    TakesElementsInLoop,
 )
 from replicax.execution._recipes import add_recipe
 from replicax.execution._signature import Signature, signature_of
@@ -50,7 +50,7 @@ class _AsPython(enum.Enum):
     """Why a function is not one program, and runs as Python."""
 
     UNEVEN = "the replicas' shapes differ, or an iterator is at its end"
-    LOOP = "it has a loop over a dataset, and only what is inside of it is compiled"
+    LOOP = "it has a loop over a dataset, or of steps, and only what is inside of it is compiled"
 
 
 _Pulling = Pulling[Lifted | _AsPython]
@@ -286,7 +286,7 @@ class Function:
             way = self._lifted(signature, arrays, pulls)
         except AtItsEnd:
             return _AsPython.UNEVEN
-        except GoesThroughDataset:
+        except TakesElementsInLoop:
             way = _AsPython.LOOP
         except NotOneProgram:
             way = _AsPython.UNEVEN
@@ -294,17 +294,18 @@ class Function:
             add_recipe(error)
             raise
         entry: Lifted | _Pulling | _AsPython = way
-        if pulls.iterators or pulling is not None:
+        # A loop is Python whatever the elements are, so a call of it looks at none of them first.
+        if way is not _AsPython.LOOP and (pulls.iterators or pulling is not None):
             entry = pulling or Pulling()
             entry.add(pulls, self.python_function, leaves, way)
+        reason = "the elements of an iterator changed their shapes"
         if pulling is None:
             signature.forget_values()
-            self._programs[signature] = entry
             last, self._last_signature = self._last_signature, signature
-            if last is not None:
-                self._warn_of_retracing(last.difference(signature))
-        else:
-            self._warn_of_retracing("the elements of an iterator changed their shapes")
+            reason = "" if last is None else last.difference(signature)
+        self._programs[signature] = entry
+        if isinstance(way, Lifted):
+            self._warn_of_retracing(reason)
         return entry
 
     def _lifted(self, signature: Signature, arrays: list[Any], pulls: Pulls) -> Lifted:
@@ -360,13 +361,32 @@ class FunctionOfInstance:
 
 
 @overload
-def function(fn: Callable[..., Any], *, input_signature: Any = None) -> Function: ...
+def function(
+    fn: Callable[..., Any],
+    *,
+    input_signature: Any = None,
+    autograph: bool | None = None,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool | None = None,
+) -> Function: ...
 @overload
 def function(
-    fn: None = None, *, input_signature: Any = None
+    fn: None = None,
+    *,
+    input_signature: Any = None,
+    autograph: bool | None = None,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool | None = None,
 ) -> Callable[[Callable[..., Any]], Function]: ...
-def function(fn: Callable[..., Any] | None = None, *, input_signature: Any = None) -> Any:
-    """Compiles a function: one SPMD program a call, traced once for each signature.
+def function(
+    fn: Callable[..., Any] | None = None,
+    *,
+    input_signature: Any = None,
+    autograph: bool | None = None,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool | None = None,
+) -> Any:
+    """Compile a function: one SPMD program per call, traced once for each signature.
 
     Variables that it reads and writes are found by tracing. It can be called as it is, with
     `strategy.run` inside, or be given to `strategy.run`.
@@ -376,6 +396,10 @@ def function(fn: Callable[..., Any] | None = None, *, input_signature: Any = Non
         program of their own each. Without it, `function` is a decorator with arguments.
       input_signature: A sequence of `jax.ShapeDtypeStruct`, one for each positional argument (or
         nests of them): other arguments are refused.
+      autograph: Accepted as `tf.function` has it, and without effect: Python's `if` and `while`
+        are never rewritten. For conditions on arrays use `jax.lax.cond` and its kin.
+      jit_compile: The same, without effect: every program is compiled by XLA.
+      reduce_retracing: The same, without effect: XLA needs to know shapes, so each has a program.
 
     >>> import numpy as np, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -390,6 +414,17 @@ def function(fn: Callable[..., Any] | None = None, *, input_signature: Any = Non
     >>> step.tracing_count
     1
     """
+    options = {
+        "autograph": autograph,
+        "jit_compile": jit_compile,
+        "reduce_retracing": reduce_retracing,
+    }
+    for name, value in options.items():
+        if value is not None and not isinstance(value, bool):
+            raise InvalidType(
+                f"`{name}` of `rx.function` must be True, False or None; got {described(value)}. "
+                "It changes nothing here, and can be left out."
+            )
     if fn is None:
         return lambda fn: function(fn, input_signature=input_signature)
     if isinstance(fn, Function):

@@ -32,7 +32,8 @@ from replicax.errors import (
     MeetingInTrace,
 )
 from replicax.execution._executor import Executor
-from replicax.execution._pulling import GoesThroughDataset, NotOneProgram, Pulls
+from replicax.execution._place import Place, place
+from replicax.execution._pulling import NotOneProgram, Pulls, TakesElementsInLoop
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.topology import REPLICA_AXIS, Topology
 from replicax.values import Mirrored, PerReplica, select
@@ -146,6 +147,7 @@ class OuterLevel(_Level):
         self.runs_so_far = 0
         self._elements = elements  # the arrays of each, in the second pass
         self._pulls_so_far = 0
+        self._runs_before: dict[tuple[DistributedIterator, Place], int] = {}
         self._trace_state = get_opaque_trace_state()
 
     def pull(self, iterator: DistributedIterator) -> Nest:
@@ -159,11 +161,17 @@ class OuterLevel(_Level):
         self._pulls_so_far += 1
         if not self.finding:
             return pulls.again(iterator, number).rebuild(self._elements[number])
+        # A `next` that is reached again, by the same calls, after a `run` is in a loop of steps,
+        # which would be traced step by step. Without a `run` in between the function only
+        # collects elements, and stays one program.
+        before = self._runs_before.setdefault((iterator, place(depth=1)), self.runs_so_far)
+        if before < self.runs_so_far:
+            raise TakesElementsInLoop
         element, arrays = pulls.find(iterator)
         return element.rebuild([jnp.zeros(array.shape, array.dtype) for array in arrays])
 
     def loop(self) -> NoReturn:
-        raise GoesThroughDataset
+        raise TakesElementsInLoop
 
     @property
     def collectives(self) -> Collectives | None:

@@ -33,8 +33,8 @@ class AtItsEnd(NotOneProgram):
     """An iterator has no more elements, or an error; other calls may be one program."""
 
 
-class GoesThroughDataset(NotOneProgram):
-    """The function has a loop over a dataset: it runs as Python, and what it runs is compiled."""
+class TakesElementsInLoop(NotOneProgram):
+    """The function loops over elements: it runs as Python, and what it runs is compiled."""
 
 
 @final

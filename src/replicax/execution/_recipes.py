@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import jax
+from jax.errors import TracerIntegerConversionError
 
 from replicax.values import DistributedValues
 
 
 def add_recipe(error: BaseException) -> None:
     """Add a note to an error that a user's function has raised, if it is a known one."""
-    for recipe in (_assigned_element, _left_control_flow, _other_device):
+    for recipe in (_assigned_element, _left_control_flow, _other_device, _array_for_integer):
         note = recipe(error)
         if note is not None and note not in getattr(error, "__notes__", ()):
             error.add_note(note)
@@ -54,4 +55,15 @@ def _other_device(error: BaseException) -> str | None:
         "An array that the function closes over is on another replica's device. Pass it in `args` "
         "of `run`, which brings it to every replica; compiled functions (`rx.function`) need not. "
         "To put the components of a distributed value together, use `strategy.gather`."
+    )
+
+
+def _array_for_integer(error: BaseException) -> str | None:
+    if not isinstance(error, TracerIntegerConversionError):
+        return None
+    return (
+        "An array has no number while a function is traced, and `range`, a list or a slice needs "
+        "one. Give the function a Python number: `fn(iterator, int(count))`. A loop of steps is "
+        "compiled once, and serves any count. Inside `run`, use "
+        "`jax.lax.fori_loop`."
     )

@@ -330,15 +330,6 @@ CASES = {
     ),
     "mixed precision": Case(dense, TABLE, policy="mixed_bfloat16"),
     "several steps at once": Case(dense, TABLE, compile={"steps_per_execution": 4}, predicts=True),
-    "callbacks": Case(
-        dense,
-        TABLE,
-        fit={"epochs": 4, "validation_split": 0.2},
-        callbacks=lambda: [
-            keras.callbacks.ReduceLROnPlateau(monitor="loss", min_delta=1.0, patience=0),
-            keras.callbacks.EarlyStopping(monitor="loss", min_delta=1.0, patience=2),
-        ],
-    ),
     "accumulated gradients": Case(
         dense,
         TABLE,

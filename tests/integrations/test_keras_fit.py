@@ -32,7 +32,15 @@ def require_equal(name, results):
         )
 
 
-AMONG_WORKERS = ["dense", "a partial batch", "convolution", "dropout"]
+AMONG_WORKERS = [
+    "dense",
+    "a partial batch",
+    "convolution",
+    "dropout",
+    "augmentation",
+    "VAE, stateful, a partial batch",
+    "GAN",
+]
 
 
 @pytest.mark.parametrize("name", AMONG_WORKERS if "workers" in STRATEGIES else ["dense"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import keras_models
 import numpy as np
 import pytest
 from conftest import STRATEGIES
-from keras_models import CASES, LABELS, TABLE, Adversaries, StatefulAutoencoder, keras, layers
+from keras_models import LABELS, TABLE, Adversaries, StatefulAutoencoder, keras, layers, plain
 
 import replicax as rx
 from replicax.errors import InvalidArgument, PerformanceHint
@@ -107,13 +106,6 @@ def strategy(request):
     return STRATEGIES[request.param]()
 
 
-@pytest.mark.parametrize("name", ["VAE, stateful, a partial batch", "GAN"])
-def test_steps_of_the_data_alone_among_workers(name, strategy):
-    results, expected = keras_models.life(CASES[name], strategy), keras_models.plain(name)
-    for what, value in results.items():
-        np.testing.assert_allclose(value, expected[what], rtol=2e-4, atol=2e-5, err_msg=what)
-
-
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_a_distributed_dataset_and_eager_steps_give_the_same(eagerly, strategy):
     rows = rx.from_tensor_slices(TABLE).batch(10)
@@ -124,7 +116,7 @@ def test_a_distributed_dataset_and_eager_steps_give_the_same(eagerly, strategy):
         model = StatefulAutoencoder()
     model.compile(keras.optimizers.Adam(0.01), run_eagerly=eagerly)
     history = model.fit(data, epochs=2, verbose=0).history
-    expected = keras_models.plain("VAE, stateful, a partial batch")["history: total"]
+    expected = plain("VAE, stateful, a partial batch")["history: total"]
     np.testing.assert_allclose(history["total"], expected, rtol=2e-4)
 
 

@@ -105,44 +105,6 @@ def test_an_optimizer_made_in_the_step_trains(strategy, execution):
     equal(made["optimizer"].iterations.numpy(), 3)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_keras_model_made_in_the_step_trains(two, compiled):
-    keras = pytest.importorskip("keras")
-    made = []
-    rows = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
-
-    def loss(model, x):
-        return jnp.sum(model(x) ** 2)
-
-    def make():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
-        return model, keras.optimizers.SGD(0.1)
-
-    def replica_step(x):
-        if not made:
-            made.append(make())
-        model, optimizer = made[0]
-        variables = model.trainable_variables
-        value, gradients = rx.value_and_grad(lambda: loss(model, x), variables)()
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        return value
-
-    step = rx.function(replica_step) if compiled else replica_step
-    batch = per_replica(two, [rows[:2], rows[2:]])
-    losses = [float(two.reduce("SUM", two.run(step, args=(batch,)), axis=None)) for _ in range(3)]
-    assert len(made) == 1
-
-    model, optimizer = make()
-    variables = model.trainable_variables
-    for expected in losses:
-        value, gradients = rx.value_and_grad(lambda: loss(model, rows), variables)()
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        equal(value, expected, 1e-5)
-    for mine, theirs in zip(made[0][0].weights, model.weights, strict=True):
-        equal(mine.value, theirs.value, 1e-5)
-
-
 def test_a_replica_that_makes_one_alone_is_named(two):
     def replica_step():
         if rx.get_replica_context().replica_id_in_sync_group == 1:

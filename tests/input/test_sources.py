@@ -325,6 +325,8 @@ def test_an_infinite_dataset(two):
 
 
 def test_repeated_shuffles_of_tf_data_without_a_seed_warn(tensorflow, two):
+    tensorflow.random.set_seed(None)  # which Keras sets, in tests of its own
+
     def make(seed):
         dataset = tensorflow.data.Dataset.range(8).shuffle(8, seed=seed).repeat(2).batch(2)
         return iter(two.experimental_distribute_dataset(dataset))

@@ -78,13 +78,13 @@ def has_arrays_of(shape, program):
     return re.search(rf"[a-z]\d+\[{shape}[,\]]", program.as_text()) is not None
 
 
-SLOW = ("recurrent", "attention", "without jit_compile")  # to compile, or to run
+QUICK = ("a partial batch", "convolution", "dropout", "class weights", "augmentation", "GAN")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
         for name in CASES
         if name != "dense"
     ],

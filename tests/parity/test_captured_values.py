@@ -64,12 +64,21 @@ def test_also_inside_of_a_program(value, name):
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith("np.")])
-def test_replicas_give_variables_to_functions(strategy, execution, name):
+def test_replicas_give_variables_to_functions(mirrored_strategy, execution, name):
+    strategy = mirrored_strategy  # for other kinds of variables, one function is enough
     function, expected = FUNCTIONS[name]
     with strategy.scope():
         variable = rx.Variable(NUMBERS)
     results = strategy.run(lambda: function(variable))
     components_equal(strategy, results, [expected(NUMBERS)] * strategy.num_replicas_in_sync)
+
+
+def test_variables_of_every_strategy_are_given_to_functions(strategy, execution):
+    with strategy.scope():
+        variable = rx.Variable(NUMBERS)
+    results = strategy.run(lambda: jax.lax.sin(variable) + jnp.sum(variable))
+    expected = np.sin(NUMBERS) + np.sum(NUMBERS)
+    components_equal(strategy, results, [expected] * strategy.num_replicas_in_sync)
 
 
 def test_whole_numbers_are_sizes_too(two, execution):

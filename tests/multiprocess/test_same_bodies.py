@@ -49,7 +49,7 @@ TRAINING = "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_
 def test_the_same_tests_pass_among_workers(workers, devices, logical, tests, at_least):
     arguments = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     told = [["env", f"LOGICAL_DEVICES={logical}"]] * workers
-    ended = run(arguments, 400, workers=workers, devices=devices, prefix=told)
+    ended = run(arguments, 900, workers=workers, devices=devices, prefix=told)
     passed = set()
     for each in ended:
         assert each.code == 0, each.output[-5000:]

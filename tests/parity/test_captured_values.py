@@ -236,7 +236,7 @@ def test_shapes_may_differ_in_eager_replicas(two, execution):
     total = two.run(lambda: jnp.sum(own) + own.shape[0]) if execution == "eager" else None
     if total is None:
         with pytest.raises(
-            TypeError, match=r"replica 0: \(3,\), replica 1: \(1,\).*Pass it in `args`"
+            ValueError, match=r"replica 0: \(3,\), replica 1: \(1,\).*Pass it in `args`"
         ):
             two.run(lambda: jnp.sum(own))
         return

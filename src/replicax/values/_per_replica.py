@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from replicax import _context, cluster
 from replicax._jax_compat import accept_as_array, all_gather, uncommitted
-from replicax.errors import InvalidType, ShapeMismatch
+from replicax.errors import InvalidArgument, InvalidType, ShapeMismatch
 from replicax.topology import REPLICA_AXIS, Topology
 from replicax.values._distributed import DistributedValues, Shape, known_of
 from replicax.values._mirrored import Mirrored
@@ -242,7 +242,8 @@ class PerReplica(DistributedValues):
             return self._stacked(self._array)[replica]
         spans_processes = self._topology is not None and self._topology.spans_processes
         if spans_processes or not self.uniform:
-            raise InvalidType(
+            # No `TypeError`, in the place of whose message JAX puts one of its own.
+            raise InvalidArgument(
                 "A compiled function closes over a PerReplica value "
                 f"({self._describe_components()}), of which a program of several workers, or of "
                 "replicas whose shapes differ, has no copy. Pass it in `args` of `strategy.run`."

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import STRATEGIES
+from conftest import STRATEGIES, mirrored
 
 import replicax as rx
 
@@ -93,6 +93,20 @@ def shared(strategy: rx.Strategy, *batches: Any) -> list[Any]:
     """Global batches, divided over the replicas."""
     by_rows = rx.InputOptions(auto_shard_policy=rx.AutoShardPolicy.DATA)
     return list(strategy.experimental_distribute_dataset(list(batches), by_rows))
+
+
+def require_divided(strategy: rx.Strategy, program: str) -> None:
+    """Every device of the strategy has a part of the rows of `X`, and none has all of them."""
+    replicas = strategy.num_replicas_in_sync
+    assert f"num_partitions={replicas}" in program.splitlines()[0]
+    assert f"[{ROWS // replicas},4]" in program
+    assert f"[{ROWS}," not in program
+
+
+# Two and four replicas; among workers, theirs.
+TWO_AND_FOUR = {name: STRATEGIES[name] for name in ("workers",) if name in STRATEGIES} or {
+    f"mirrored {count}": mirrored(count) for count in (2, 4)
+}
 
 
 def over(*names: str) -> Any:

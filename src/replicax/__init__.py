@@ -17,7 +17,12 @@ from replicax import (
     preemption,
     tpu,
 )
-from replicax._enums import ReduceOp, VariableAggregation, VariableSynchronization
+from replicax._enums import (
+    GradientReduction,
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from replicax.checkpoint import (
     Checkpoint,
     CheckpointManager,
@@ -61,11 +66,20 @@ from replicax.strategies import (
     in_cross_replica_context,
 )
 from replicax.topology import Topology
-from replicax.values import DistributedValues, Mirrored, PerReplica
+from replicax.values import DistributedValues, Mirrored, PerReplica, first
 
 # `rx.variables` is the function, and hides the package of that name, which users do not need;
 # `from replicax.variables import ...` goes on working.
-from replicax.variables import IndexedSlices, Variable, grad, value_and_grad, variables
+from replicax.variables import (
+    IndexedSlices,
+    Variable,
+    assign,
+    grad,
+    make_variables,
+    read,
+    value_and_grad,
+    variables,
+)
 
 __version__ = "0.1.0"
 
@@ -80,6 +94,7 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "GradientReduction",
     "HierarchicalCopyAllReduce",
     "IndexedSlices",
     "InputContext",
@@ -105,6 +120,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "__version__",
+    "assign",
     "audit",
     "checkpoints_iterator",
     "cluster_resolver",
@@ -115,6 +131,7 @@ __all__ = [
     "experimental",
     "experimental_set_strategy",
     "export",
+    "first",
     "from_tensor_slices",
     "function",
     "get_replica_context",
@@ -124,11 +141,13 @@ __all__ = [
     "in_cross_replica_context",
     "is_first_worker",
     "latest_checkpoint",
+    "make_variables",
     "metrics",
     "parts",
     "planning",
     "preemption",
     "print",
+    "read",
     "scale_regularization_loss",
     "tpu",
     "value_and_grad",

@@ -36,6 +36,23 @@ class ReduceOp(_Word):
     MEAN = "MEAN"
 
 
+class GradientReduction(_Word):
+    """How the gradients of the replicas become those that an optimizer applies.
+
+    SUM: for losses that are divided by the size of the global batch. MEAN: for losses that are
+    means over the replica's own rows; weighted by these rows where they are known. NONE: for
+    gradients that are equal on all replicas already.
+
+    >>> import replicax as rx
+    >>> rx.GradientReduction.parse("mean")
+    <GradientReduction.MEAN: 'MEAN'>
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    NONE = "NONE"
+
+
 class VariableAggregation(_Word):
     """How the values that replicas write to one variable are combined."""
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +27,12 @@ from jax._src.interpreters.partial_eval import DynamicJaxprTracer
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib import utils as _utils  # pyright: ignore[reportPrivateImportUsage]
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, get_opaque_trace_state
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, get_opaque_trace_state
 
 from replicax.errors import InvalidArgument
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def thread_configuration() -> Callable[[], AbstractContextManager[None]]:
@@ -200,6 +204,30 @@ def jaxprs_within(parameters: Mapping[str, Any]) -> list[Jaxpr | ClosedJaxpr]:
     return [leaf for leaf in leaves if isinstance(leaf, (Jaxpr, ClosedJaxpr))]
 
 
+def calls_python(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
+    """Return whether a program has callbacks, anywhere in it."""
+    return any(
+        "callback" in equation.primitive.name
+        or equation.primitive.name == "debug_print"
+        or any(calls_python(inner) for inner in jaxprs_within(equation.params))
+        for equation in jaxpr.eqns
+    )
+
+
+def scan_sizes(parameters: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many operands of a `scan` are constants, and how many are carried."""
+    if "num_consts" in parameters:
+        return parameters["num_consts"], parameters["num_carry"]
+    constants, carry, _ = parameters["ft_in"].unpack()  # JAX 0.12
+    return len(constants), len(carry)
+
+
+def mapped_axes(parameters: Mapping[str, Any]) -> frozenset[str]:
+    """Return over which axes of its mesh a `shard_map` is."""
+    new_name = "newly_manual_axes"  # of JAX 0.12
+    return parameters[new_name if new_name in parameters else "manual_axes"]
+
+
 def apply_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """The results of one equation of a jaxpr.
 
@@ -212,9 +240,58 @@ def apply_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(results) if equation.primitive.multiple_results else [results]
 
 
+@dataclasses.dataclass(frozen=True)
+class ShardMapCall:
+    """The `shard_map` that a traced function consists of.
+
+    Why: a replica's code has to be looked at before it is known how its results come out, and it
+    should be traced once. The parameters of the equation are no public interface.
+    """
+
+    program: ClosedJaxpr
+    equation: JaxprEqn
+
+    @property
+    def body(self) -> Jaxpr | ClosedJaxpr:
+        return self.equation.params["jaxpr"]
+
+    @property
+    def in_specs(self) -> Sequence[Any]:
+        return self.equation.params["in_specs"]
+
+    def operands(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return what the `shard_map` is given, which are also values that its body closes over."""
+        known = dict(zip(self.program.jaxpr.constvars, self.program.consts, strict=True))
+        known.update(zip(self.program.jaxpr.invars, arguments, strict=True))
+        return [x.val if isinstance(x, Literal) else known[x] for x in self.equation.invars]
+
+
+def shard_map_of(program: ClosedJaxpr) -> ShardMapCall:
+    """Return the `shard_map` in the jaxpr of a function that is nothing else."""
+    (equation,) = program.eqns
+    return ShardMapCall(program, equation)
+
+
 def is_tracing() -> bool:
     """Return whether a transformation of JAX is at work here."""
     return get_opaque_trace_state() != _untraced
+
+
+def without_mesh(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Have a function run as if no mesh were set by `jax.set_mesh`.
+
+    Why: strategies have a mesh of their own, and JAX refuses arrays and programs over other devices
+    than those of the mesh that is set. `jax.set_mesh(None)` is understood, and not documented.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if is_tracing() or jax.sharding.get_abstract_mesh().empty:
+            return function(*args, **kwargs)
+        with jax.set_mesh(None):  # pyright: ignore[reportArgumentType]
+            return function(*args, **kwargs)
+
+    return wrapped
 
 
 def accept_as_array(

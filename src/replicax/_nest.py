@@ -68,6 +68,13 @@ def flatten_with_paths(
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in found], structure
 
 
+def flatten_with_keys(nest: Nest) -> tuple[list[tuple[Any, Any]], Any]:
+    """Return the leaves, of every container, each with the keys that lead to it as JAX has them."""
+    return jax.tree_util.tree_flatten_with_path(
+        _opened(nest, handed=False, everything=True), is_leaf=_leaf_test(handed=False)
+    )
+
+
 def leaves(nest: Nest, *, handed: bool = False) -> list[Any]:
     return flatten(nest, handed=handed)[0]
 

@@ -11,32 +11,32 @@ import numpy as np
 
 
 def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def method(self: ArrayOperators) -> Any:
+    def method(self: Arithmetic) -> Any:
         return function(self.__jax_array__())
 
     return method
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def method(self: ArrayOperators, other: Any) -> Any:
+    def method(self: Arithmetic, other: Any) -> Any:
         return function(self.__jax_array__(), _operand(other))
 
     return method
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def method(self: ArrayOperators, other: Any) -> Any:
+    def method(self: Arithmetic, other: Any) -> Any:
         return function(_operand(other), self.__jax_array__())
 
     return method
 
 
 def _operand(other: Any) -> Any:
-    return other.__jax_array__() if isinstance(other, ArrayOperators) else other
+    return other.__jax_array__() if isinstance(other, Arithmetic) else other
 
 
-class ArrayOperators:
-    """Lets an object be used wherever its array can be: operators, indexing, `jax.numpy`, NumPy."""
+class Arithmetic:
+    """Lets an object be used in arithmetic, and its array be indexed and formatted."""
 
     __slots__ = ()
 
@@ -46,33 +46,11 @@ class ArrayOperators:
     def __jax_array__(self) -> jax.Array:
         raise NotImplementedError
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = np.asarray(self.__jax_array__())
-        return np.array(array, dtype=dtype, copy=True if copy else None)
-
     def __getitem__(self, index: Any) -> jax.Array:
         return self.__jax_array__()[index]
 
     def __iter__(self) -> Iterator[jax.Array]:
         return iter(self.__jax_array__())
-
-    def __len__(self) -> int:
-        return len(self.__jax_array__())
-
-    def __bool__(self) -> bool:
-        return bool(self.__jax_array__())
-
-    def __int__(self) -> int:
-        return int(self.__jax_array__())
-
-    def __index__(self) -> int:
-        return operator.index(self.__jax_array__())
-
-    def __float__(self) -> float:
-        return float(self.__jax_array__())
-
-    def __complex__(self) -> complex:
-        return complex(self.__jax_array__())
 
     def __format__(self, specification: str) -> str:
         return format(self.__jax_array__(), specification) if specification else str(self)
@@ -94,6 +72,35 @@ class ArrayOperators:
     __xor__, __rxor__ = _binary(operator.xor), _reflected(operator.xor)
     __lshift__, __rlshift__ = _binary(operator.lshift), _reflected(operator.lshift)
     __rshift__, __rrshift__ = _binary(operator.rshift), _reflected(operator.rshift)
+
+
+class ArrayOperators(Arithmetic):
+    """Lets an object be used wherever its array can be: operators, indexing, `jax.numpy`, NumPy."""
+
+    __slots__ = ()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = np.asarray(self.__jax_array__())
+        return np.array(array, dtype=dtype, copy=True if copy else None)
+
+    def __len__(self) -> int:
+        return len(self.__jax_array__())
+
+    def __bool__(self) -> bool:
+        return bool(self.__jax_array__())
+
+    def __int__(self) -> int:
+        return int(self.__jax_array__())
+
+    def __index__(self) -> int:
+        return operator.index(self.__jax_array__())
+
+    def __float__(self) -> float:
+        return float(self.__jax_array__())
+
+    def __complex__(self) -> complex:
+        return complex(self.__jax_array__())
+
     __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
     __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
     __eq__ = _binary(operator.eq)  # element by element, as arrays do

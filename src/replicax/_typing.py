@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
+    from replicax._enums import GradientReduction
     from replicax.collectives import Collectives
     from replicax.execution import Executor
     from replicax.input import DistributedIterator
@@ -38,6 +39,9 @@ class StrategyLike(Protocol):
 
     @property
     def placement(self) -> VariablePlacement: ...
+
+    @property
+    def gradient_reduction(self) -> GradientReduction: ...
 
 
 class ProgramLike(Protocol):
@@ -69,6 +73,14 @@ class ProgramLike(Protocol):
 
     def note(self, topology: Topology) -> None:
         """Says that values of replicas over `topology` are combined."""
+        ...
+
+    def note_layout(self, array: jax.Array, sharding: Any) -> None:
+        """Say how an argument is divided over devices, which its tracer does not know."""
+        ...
+
+    def is_split(self, value: Any, topology: Topology) -> bool:
+        """Tell whether a value is an argument that is laid out by rows over the replicas."""
         ...
 
     def set_state_of(self, variable: Variable, state: Any) -> None: ...

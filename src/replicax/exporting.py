@@ -286,6 +286,12 @@ class _OnOneDevice:
     def note(self, topology: Topology) -> None:
         self._topology = topology
 
+    def note_layout(self, array: jax.Array, sharding: Any) -> None:
+        pass  # there are no replicas over which it could be divided
+
+    def is_split(self, value: Any, topology: Topology) -> bool:
+        return False
+
     @property
     def collectives(self) -> Collectives:
         assert self._topology is not None  # a strategy says it before it asks

@@ -243,6 +243,56 @@ def test_given_to_run_and_around_run_give_the_same(strategy):
                 equal(part, number)
 
 
+@pytest.mark.one_process
+def test_functions_that_jax_has_traced_before_use_the_variables_of_each_program(two):
+    """JAX keeps what it has traced of functions that are the same object in every pass."""
+    with two.scope():
+        weight = rx.Variable(1.0)
+        seen = rx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+
+    @jax.jit
+    def scaled(x):
+        return x * weight.value
+
+    def add(total, x):
+        seen.assign_add(x)
+        return total + weight.value * x, None
+
+    def step(rows):
+        return jax.lax.scan(add, 0.0, rows)[0], scaled(rows.sum())
+
+    around = rx.function(lambda rows: two.run(step, args=(rows,)))
+    given = rx.function(step)
+    total = 0.0
+    for factor, count in ((1.0, 4), (10.0, 4), (10.0, 6)):
+        weight.assign(factor)
+        rows = np.arange(count, dtype=np.float32)
+        for run in (around, lambda rows: two.run(given, args=(rows,))):
+            for result in run(two.split(rows)):
+                equal(two.reduce("SUM", result, axis=None), factor * rows.sum())
+            total += rows.sum()
+            equal(seen.value, total)
+
+
+def test_python_numbers_that_come_in_stay_numbers(strategy):
+    settings = {"rate": 0.25, "training": True, "layers": 700}
+
+    def step(settings, x):
+        made = -1.0 if settings["training"] else 1.0
+        return settings, made, x * settings["rate"]
+
+    for function in (lambda *args: strategy.run(step, args), step):
+        compiled = rx.function(function)
+        state = settings
+        for _ in range(2):
+            state, made, scaled = compiled(state, jnp.ones(3))
+            assert state == settings
+            assert all(type(state[name]) is type(settings[name]) for name in settings)
+            for each in (made, scaled):
+                assert isinstance(each, (jax.Array, rx.DistributedValues))
+        assert compiled.tracing_count == 1
+
+
 def test_several_runs_reduce_and_gather_in_one_function(two, counter):
     @rx.function
     def f(x):
@@ -317,7 +367,7 @@ def test_plain_results_are_on_the_first_device(two):
     equal(total + 1.0, 4.0)
 
 
-def test_uneven_shares_run_exactly_and_others_compiled(two):
+def test_uneven_shares_are_compiled_as_others_are(two):
     traces = []
 
     @rx.function
@@ -331,7 +381,8 @@ def test_uneven_shares_run_exactly_and_others_compiled(two):
         total, mean = f(shares(two, batch))
         equal(total, batch.sum())
         equal(mean, batch.mean())
-    assert f.tracing_count == 1
+    assert f.tracing_count == 3
+    assert len(traces) == 2 * 3
 
 
 def test_uneven_shares_from_outside(two):

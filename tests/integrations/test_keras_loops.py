@@ -242,3 +242,73 @@ def test_numbers_without_a_seed(two):
         pass
     first, second = two.run(lambda: keras.random.normal((3,))).values
     assert not np.array_equal(first, second)
+
+
+def test_uneven_steps_are_one_program(two):
+    batches = [(X[:5], Y[:5]), (X[:1], Y[:1]), (X[:5], Y[:5])]
+
+    def made():
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential([layers.Dense(6, activation="relu"), layers.Dense(3)])
+        model.build((None, 5))
+        return model, keras.optimizers.Adam(0.1), keras.metrics.SparseCategoricalAccuracy()
+
+    one = rx.OneDeviceStrategy("CPU:0")
+    with one.scope():
+        alone = made()
+    whole = rx.function(step_of(*alone))
+    expected = [float(one.run(whole, args=batch)[0]) for batch in batches]
+    with two.scope():
+        ours = made()
+    step, calls = step_of(*ours), []
+
+    def counted(x, y):
+        calls.append(x.shape[0])
+        return step(x, y)[0]
+
+    @rx.function
+    def train(iterator):
+        return two.reduce("SUM", two.run(counted, args=next(iterator)), axis=None)
+
+    iterator = iter(two.experimental_distribute_dataset(batches))
+    losses = [float(train(iterator)) for _ in batches]
+    iterator.close()
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert calls == [3, 2, 3, 2, 1, 0, 1, 0], "in two passes each, and never eager"
+    assert train.tracing_count == 2
+    for mine, others in zip(ours[0].weights, alone[0].weights, strict=True):
+        np.testing.assert_allclose(mine.value, others.value, rtol=2e-4, atol=2e-5)
+    assert float(ours[2].result()) == pytest.approx(float(alone[2].result()))
+
+
+def test_layers_with_a_state_of_their_own_on_uneven_shares(two):
+    """Statistics of all rows and of a replica's own, and what replicas draw."""
+    states = []
+    for wrap in (lambda fn: fn, rx.function):
+        keras.utils.set_random_seed(2)
+        with two.scope():
+            model = keras.Sequential(
+                [
+                    layers.BatchNormalization(synchronized=True),
+                    layers.Dense(4),
+                    layers.BatchNormalization(),
+                    layers.Dropout(0.5, seed=3),
+                ]
+            )
+            model.build((None, 5))
+
+        def step(x, model=model):
+            return model(x, training=True)
+
+        rows = two.experimental_distribute_values_from_function(
+            lambda context: X[:3] if context.replica_id_in_sync_group == 0 else X[3:5]
+        )
+        compiled = wrap(step)
+        result = two.run(compiled, args=(rows,))
+        weights = [np.asarray(each.value) for each in model.weights]
+        states.append((two.gather(result, axis=0), weights))
+    assert compiled.tracing_count == 1
+    (eager, eager_weights), (ours, weights) = states
+    np.testing.assert_allclose(ours, eager, rtol=1e-5, atol=1e-6)
+    for mine, others in zip(weights, eager_weights, strict=True):
+        np.testing.assert_allclose(mine, others, rtol=1e-5, atol=1e-6)

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from workers import message_of
 
 import replicax as rx
@@ -530,6 +531,25 @@ def exports(strategy, worker):
         there = [each.name for each in Path(directory).iterdir()]
     failure = message_of(rx.errors.ExportFailed, lambda: export("/dev/null/model"))
     return {"there": there, "failure": failure}
+
+
+@scenario
+def means_over_uneven_rows(strategy, worker):
+    with strategy.scope():
+        weight = rx.Variable(0.0)
+        optimizer = rx.Optimizer(optax.sgd(1.0), reduction="MEAN")
+
+    def step(x):
+        gradient = rx.grad(lambda: -(x * weight).mean(), weight)()
+        optimizer.apply_gradients([(gradient, weight)])
+
+    after = []
+    for rows in ([1.0, 2.0, 3.0], []):  # of the first worker; the second one has a row
+        own = rows if worker == 0 else [6.0]
+        for fn in (step, rx.function(step)):
+            strategy.run(fn, args=(of_worker(strategy, np.float32(own)),))
+            after.append(float(weight))
+    return after
 
 
 def main() -> None:

@@ -32,6 +32,8 @@ LONG = ("tests/integrations", "tests/checkpoint", "tests/termination")
 BASE = [tests for tests in ALL if tests not in LONG]
 # With more workers than cores it takes long: those that compare with one device on the whole batch.
 TRAINING = "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_whole_batch"
+# Sixteen kinds of programs, compiled, and some of them eagerly.
+JAX_PROGRAMS = "tests/parity/test_jax_programs.py"
 
 
 @pytest.mark.slow
@@ -40,11 +42,12 @@ TRAINING = "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_
     [
         (2, 1, 1, ALL, 150),
         (2, 2, 1, [*BASE, TRAINING], 150),
+        (2, 1, 1, [JAX_PROGRAMS], 20),
         (4, 1, 1, [TRAINING], 6),
         (4, 2, 1, [TRAINING], 6),
         (2, 4, 2, [TRAINING, "tests/collectives"], 20),
     ],
-    ids=["2 x 1", "2 x 2", "4 x 1", "4 x 2", "2 x 4, replicas of 2"],
+    ids=["2 x 1", "2 x 2", "2 x 1, programs of JAX", "4 x 1", "4 x 2", "2 x 4, replicas of 2"],
 )
 def test_the_same_tests_pass_among_workers(workers, devices, logical, tests, at_least):
     arguments = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]

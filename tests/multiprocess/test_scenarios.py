@@ -149,6 +149,10 @@ def test_values_made_by_hand_are_those_of_all_workers(results):
     assert seen == {"mean": pytest.approx(8 / 5), "gather": [1, 1, 2, 2, 2], "compiled": 8.0}
 
 
+def test_a_mean_of_gradients_is_one_over_the_rows_of_all_workers(results):
+    assert both(results, "means_over_uneven_rows") == pytest.approx([3.0, 6.0, 12.0, 18.0])
+
+
 def test_values_of_known_shape_are_compared_too(results):
     message = both(results, "results_that_differ")
     assert "replica 0: (3,), replica 1: (2,)" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -24,10 +25,14 @@ from replicax.values import Mirrored, PerReplica
 
 @final
 class InProgram(Collectives):
-    """Each replica has its own component in hand; XLA does the rest."""
+    """Each replica has its own component in hand; XLA does the rest.
 
-    def __init__(self, topology: Topology) -> None:
+    `uneven`: the code may be that of one of several variants, and the others' shapes differ.
+    """
+
+    def __init__(self, topology: Topology, *, uneven: bool = False) -> None:
         self._topology = topology
+        self._uneven = uneven
 
     def reduce(
         self, op: ReduceOp, values: Sequence[PerReplica], options: CommunicationOptions
@@ -69,6 +74,12 @@ class InProgram(Collectives):
         narrow = array.dtype == jnp.bfloat16 and self._topology.devices[0][0].platform == "cpu"
         wide = array.astype(jnp.float32) if narrow else array
         return jax.lax.psum(wide, REPLICA_AXIS).astype(array.dtype)
+
+    def _count(self, value: PerReplica, axes: tuple[int, ...]) -> int | jax.Array:
+        if not self._uneven:
+            return super()._count(value, axes)
+        own = math.prod(value.samples()[0].shape[axis] for axis in axes)
+        return jax.lax.psum(jnp.asarray(own), REPLICA_AXIS)
 
     def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
         require_numeric(value, "gather")

@@ -64,12 +64,15 @@ class Collectives(ABC):
         (total,) = self.reduce(ReduceOp.SUM, [sums], CommunicationOptions())
         if op is ReduceOp.SUM:
             return total
-        # The number of elements over all replicas: a last partial batch weighs what it has.
-        count = sum(math.prod(shape[axis] for axis in axes) for shape in value.shapes)
+        count = self._count(value, axes)
         (sample, *_) = value.samples()
         dtype = jnp.result_type(getattr(sample, "dtype", sample))
         result = result_dtype(op, dtype)
         return total.map(lambda array: (array / jnp.asarray(count, array.dtype)).astype(result))
+
+    def _count(self, value: PerReplica, axes: tuple[int, ...]) -> int | jax.Array:
+        """The number of elements over all replicas: a last partial batch weighs what it has."""
+        return sum(math.prod(shape[axis] for axis in axes) for shape in value.shapes)
 
     def aggregate(self, aggregation: VariableAggregation, value: PerReplica) -> Mirrored:
         """Combines what the replicas write to a variable, or have in their copies of it."""

@@ -14,8 +14,10 @@ from replicax.execution._function import (
     function,
     run_functions_eagerly,
 )
+from replicax.execution._gradients import gradient_reduction_of, set_gradient_reduction
 from replicax.execution._pulling import Element, NotOneProgram
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
+from replicax.execution._summed_twice import Site, warn_once
 
 __all__ = [
     "AuditDifference",
@@ -33,9 +35,13 @@ __all__ = [
     "NotOneProgram",
     "Rehearsal",
     "ReplicaContext",
+    "Site",
     "audit",
     "audit_functions",
     "function",
+    "gradient_reduction_of",
     "require_call",
     "run_functions_eagerly",
+    "set_gradient_reduction",
+    "warn_once",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import enum
+import functools
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ from replicax.execution._executor import Executor
 from replicax.execution._made_once import MadeOnce
 from replicax.execution._recipes import add_recipe
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
+from replicax.execution._rows import row_weights
 from replicax.values import PerReplica, regroup, require_home, select
 from replicax.variables import all_or_nothing, require_equal_copies
 
@@ -252,6 +254,7 @@ class _Round(Merger):
             index,
             topology.num_replicas,
             devices,
+            row_weight=lambda: self._row_weights[replica_id],
         )
         frame = replace(self._frame, kind=Kind.REPLICA, replica=context)
         player.phase = _Phase.RUNNING
@@ -275,6 +278,17 @@ class _Round(Merger):
                         "divided by the global batch size, and no means), or leave such batches "
                         "out: `dataset.batch(size, drop_remainder=True)`."
                     )
+
+    @functools.cached_property
+    def _row_weights(self) -> list[float]:
+        """How much the mean of each replica counts in one over all rows."""
+        arguments = _nest.leaves((self._args, self._kwargs), handed=True)
+        shapes = [
+            leaf.shapes
+            for leaf in arguments
+            if isinstance(leaf, PerReplica) and leaf.common is None
+        ]
+        return row_weights(shapes, self._strategy.topology.num_replicas)
 
     def _start(self, index: int) -> None:
         player = self._players[index]
@@ -382,5 +396,6 @@ def _require_numbers(meeting: Meeting, trace_state: Any) -> None:
     raise MeetingInTrace(
         f"`{meeting.label}` was called inside a JAX transformation (such as `jax.jit`, `jax.vmap` "
         "or, for `merge_call`, `jax.grad`), where the replicas cannot meet. Call it outside of the "
-        "transformed function."
+        "transformed function, or have the whole step compiled: `rx.function(step)` instead of "
+        "`jax.jit(step)`."
     )

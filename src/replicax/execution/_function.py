@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final, overload
@@ -14,7 +15,7 @@ from replicax import _bridges, _context, _nest
 from replicax._context import Frame, Kind
 from replicax._describing import described
 from replicax._hints import hint
-from replicax._jax_compat import is_tracing
+from replicax._jax_compat import is_tracing, without_mesh
 from replicax._typing import Nest
 from replicax.errors import (
     AuditFailed,
@@ -26,6 +27,7 @@ from replicax.execution._audit import Samples, audit_program
 from replicax.execution._comparison import AuditReport, Tolerance
 from replicax.execution._compiled_runs import CompiledRuns
 from replicax.execution._input_signature import conformed
+from replicax.execution._operands import python_numbers
 from replicax.execution._pulling import (
     AtItsEnd,
     NotOneProgram,
@@ -43,13 +45,17 @@ if TYPE_CHECKING:
 _DEBUG_NANS = "jax_debug_nans"  # by name, for JAX's stubs do not know it
 _MANY_TRACES = 10
 _MANY_UNEVEN_CALLS = 300
+_MOST_UNEVEN_PROGRAMS = 16  # of other combinations of shapes, calls are faster eager than traced
 _eagerly = False
 
 
 class _AsPython(enum.Enum):
     """Why a function is not one program, and runs as Python."""
 
-    UNEVEN = "the replicas' shapes differ, or an iterator is at its end"
+    UNEVEN = (
+        "replicas whose shapes differ do not all do the same, an argument is no array of numbers, "
+        "or an iterator is at its end"
+    )
     LOOP = "it has a loop over a dataset, or of steps, and only what is inside of it is compiled"
 
 
@@ -84,13 +90,16 @@ class Function:
 
     def __init__(self, python_function: Callable[..., Any], input_signature: Any = None) -> None:
         self.__name__ = type(python_function).__name__  # of a partial, say, which has no name
-        functools.update_wrapper(self, python_function)
+        # Of an object that is callable, such as one of `eqx.filter_jit`, attributes are its own.
+        updated = ("__dict__",) if isinstance(python_function, types.FunctionType) else ()
+        functools.update_wrapper(self, python_function, updated=updated)
         self.python_function = python_function
         self.input_signature = None if input_signature is None else tuple(input_signature)
         self._programs: dict[Any, Lifted | _Pulling | _AsPython] = {}
         self._runs = CompiledRuns(Function)
         self._warned = False
         self._uneven_calls = 0
+        self._uneven_traces = 0
         self._samples = Samples()
         self._last_signature: Signature | None = None
         self._memory: dict[Any, Any] = {}  # of the bridges to other libraries
@@ -135,6 +144,7 @@ class Function:
         """
         return self.trace(*args, **kwargs).lower()
 
+    @without_mesh
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The program for these arguments, one stage before `lower`: `.jaxpr` shows it."""
         signature, arrays = self._signature(None, _context.current(), args, kwargs)
@@ -164,6 +174,7 @@ class Function:
             )
         return program
 
+    @without_mesh
     def _call(
         self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
@@ -218,12 +229,14 @@ class Function:
         self._require_numbers(arrays)
         program, arrays = self._program(signature, arrays)
         if isinstance(program, Lifted):
+            if program.uneven:
+                self._warn_of_uneven_shares()
             return program(arrays)
         frame = _context.current()
         if program is _AsPython.LOOP:
             frame = replace(frame, runs=self._runs)
         else:
-            # Replicas that differ in shape are no single program: each runs by itself, exactly.
+            # Replicas that differ in what they do are no single program: each runs by itself.
             self._warn_of_uneven_shares()
             frame = replace(frame, uneven=True, runs=None)
         with _context.entered(frame):
@@ -280,9 +293,16 @@ class Function:
 
         `pulling` has the ways for elements of other kinds that were seen.
         """
-        pulls = Pulls()
+        takes_uneven = self._uneven_traces < _MOST_UNEVEN_PROGRAMS
+        pulls = Pulls(takes_uneven=takes_uneven)
         leaves = signature.leaves
+
+        def uneven() -> bool:
+            return signature.uneven or any(element.uneven for element in pulls.elements)
+
         try:
+            if signature.uneven and not takes_uneven:
+                raise NotOneProgram
             way = self._lifted(signature, arrays, pulls)
         except AtItsEnd:
             return _AsPython.UNEVEN
@@ -291,8 +311,13 @@ class Function:
         except NotOneProgram:
             way = _AsPython.UNEVEN
         except Exception as error:
-            add_recipe(error)
-            raise
+            if not uneven():
+                add_recipe(error)
+                raise
+            # An error of a replica's own shapes, say. The eager run meets it too, and says which
+            # replica it was; and what only a trace cannot do has always worked there.
+            way = _AsPython.UNEVEN
+        self._uneven_traces += uneven()
         entry: Lifted | _Pulling | _AsPython = way
         # A loop is Python whatever the elements are, so a call of it looks at none of them first.
         if way is not _AsPython.LOOP and (pulls.iterators or pulling is not None):
@@ -311,15 +336,17 @@ class Function:
     def _lifted(self, signature: Signature, arrays: list[Any], pulls: Pulls) -> Lifted:
         bound = signature.bind(self.python_function)
         plain = signature.plain_arrays()
-        return Lifted(bound, signature.frame, arrays, plain, pulls, self.__name__)
+        given = python_numbers(signature.leaves)
+        return Lifted(bound, signature.frame, arrays, plain, pulls, given, self.__name__)
 
     def _warn_of_uneven_shares(self) -> None:
         self._uneven_calls += 1
         if self._uneven_calls == _MANY_UNEVEN_CALLS:
             hint(
-                f"`{self.__name__}` has run eagerly {_MANY_UNEVEN_CALLS} times, because the "
-                "replicas' shares had different shapes, or held strings. Compiled it is faster: "
-                "use a global batch that divides by the number of replicas, and arrays of numbers."
+                f"`{self.__name__}` has been called {_MANY_UNEVEN_CALLS} times with shares of "
+                "different shapes, for each of which every device computes the step, or with "
+                "strings, for which it runs eagerly. It is faster with a global batch that divides "
+                "by the number of replicas, and arrays of numbers."
             )
 
     def _warn_of_retracing(self, reason: str) -> None:

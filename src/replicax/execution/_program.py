@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
-from jax.extend.core import get_opaque_trace_state
+from jax.extend.core import ClosedJaxpr, get_opaque_trace_state
 from jax.sharding import PartitionSpec
 
 from replicax import _bridges, _context, _nest
@@ -32,18 +31,29 @@ from replicax.errors import (
     MeetingInTrace,
 )
 from replicax.execution._executor import Executor
+from replicax.execution._gradients import tracing_for
+from replicax.execution._operands import (
+    SAME,
+    SPLIT,
+    Inputs,
+    Outputs,
+    is_number_like,
+    python_numbers,
+)
 from replicax.execution._place import Place, place
-from replicax.execution._pulling import NotOneProgram, Pulls, TakesElementsInLoop
+from replicax.execution._pulling import Pulls, TakesElementsInLoop
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
+from replicax.execution._rows import row_weights
+from replicax.execution._sharding import on_replicas, on_replicas_once_if_same
+from replicax.execution._summed_twice import Report, Watched
+from replicax.execution._variants import Variants, compute, merged_shapes, trace
 from replicax.topology import REPLICA_AXIS, Topology
-from replicax.values import Mirrored, PerReplica, select
+from replicax.values import PerReplica, largest_of, select
 from replicax.variables import Variable, all_or_nothing
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
     from replicax.input import DistributedIterator
-
-_SPLIT, _SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
 
 
 @dataclass
@@ -52,6 +62,14 @@ class Touched:
 
     read: dict[Variable, None] = field(default_factory=dict)  # sets that keep the order
     written: dict[Variable, None] = field(default_factory=dict)
+
+    @classmethod
+    def union(cls, several: Sequence[Touched]) -> Touched:
+        together = cls()
+        for each in several:
+            together.read.update(each.read)
+            together.written.update(each.written)
+        return together
 
     def all(self) -> list[Variable]:
         return list({**self.read, **self.written})
@@ -64,8 +82,10 @@ class Plan:
     outer: Touched = field(default_factory=Touched)
     runs: dict[int, Touched] = field(default_factory=dict)
     pulls: Pulls = field(default_factory=Pulls)
+    watched: Watched = field(default_factory=Watched)
     topology: Topology | None = None
     noted: Topology | None = None  # over which values are combined, should nothing be run
+    uneven: bool = False  # whether a run has replicas whose shapes differ
 
     def use(self, strategy: StrategyLike) -> None:
         if self.topology is None:
@@ -85,6 +105,7 @@ class _Level:
         self.refs = refs  # None in the first pass
         self.touched = Touched()
         self.inside = inside
+        self._layouts: dict[int, tuple[jax.Array, Any]] = {}  # with the array, which keeps its id
 
     @property
     def finding(self) -> bool:
@@ -105,6 +126,13 @@ class _Level:
 
     def note(self, topology: Topology) -> None:
         self.plan.noted = self.plan.noted or topology
+
+    def note_layout(self, array: jax.Array, sharding: Any) -> None:
+        self._layouts[id(array)] = array, sharding
+
+    def is_split(self, value: Any, topology: Topology) -> bool:
+        _, sharding = self._layouts.get(id(value), (None, None))
+        return sharding is not None and sharding.is_equivalent_to(topology.split, value.ndim)
 
     def pull(self, iterator: DistributedIterator) -> Nest:
         raise ContextError(
@@ -187,11 +215,19 @@ class _InnerLevel(_Level, Merger):
     """The code of one replica in a program."""
 
     def __init__(
-        self, plan: Plan, refs: dict[Variable, Any] | None, strategy: StrategyLike, frame: Frame
+        self,
+        plan: Plan,
+        refs: dict[Variable, Any] | None,
+        strategy: StrategyLike,
+        frame: Frame,
+        *,
+        uneven: bool,
+        row_weight: float,
     ) -> None:
         super().__init__(plan, refs, inside=True)
+        self.row_weight = row_weight
         self._strategy = strategy
-        self._collectives = InProgram(strategy.topology)
+        self._collectives = InProgram(strategy.topology, uneven=uneven)
         self._cross_replica = replace(frame, program=self)
         self.handed_out: list[tuple[Nest, Callable[[Nest], None]]] = []
         self._trace_state = get_opaque_trace_state()
@@ -230,6 +266,7 @@ class _InnerLevel(_Level, Merger):
             0,
             topology.num_replicas,
             topology.devices[topology.local_replicas[0]],
+            row_weight=lambda: self.row_weight,
         )
         return replace(frame, kind=Kind.REPLICA, replica=context, program=self)
 
@@ -240,7 +277,7 @@ class _InnerLevel(_Level, Merger):
         def dress(leaf: Any) -> Any:
             if topology.num_replicas == 1 and not meeting.always_wrap:
                 return leaf
-            if isinstance(leaf, Tracer) or (meeting.always_wrap and _is_numeric(leaf)):
+            if isinstance(leaf, Tracer) or (meeting.always_wrap and is_number_like(leaf)):
                 return PerReplica.from_array(jnp.asarray(leaf), topology, inside=True)
             return leaf
 
@@ -249,6 +286,9 @@ class _InnerLevel(_Level, Merger):
         with _context.entered(replace(self._cross_replica, transaction=transaction)):
             result = meeting.fn(self._strategy, *args, **kwargs)
         return select(result, 0, topology)
+
+    def watch(self, gradients: list[Any], report: Report) -> list[Any] | None:
+        return gradients if self.finding else self.plan.watched.mark(gradients, report)
 
     def once(self, local_index: int, label: str, make: Callable[[], Any]) -> Any:
         transaction = _context.current().transaction
@@ -285,15 +325,20 @@ class _ShardedExecutor(Executor):
     ) -> Nest:
         level, topology = self._level, strategy.topology
         level.plan.use(strategy)
-        inputs = _Inputs((tuple(args), dict(kwargs)), topology)
+        inputs = Inputs((tuple(args), dict(kwargs)), topology)
+        variants = Variants.of(inputs.uneven_shapes, topology.num_replicas)
+        level.plan.uneven |= len(variants) > 1
+        weights = row_weights(inputs.shapes, topology.num_replicas)
         number = level.runs_so_far
         level.runs_so_far += 1
         touched = Touched() if level.finding else _planned(level.plan, number)
         variables, written = touched.all(), list(touched.written)
-        outputs = _Outputs()
+        given = python_numbers(inputs.leaves)
+        outputs = [Outputs(given) for _ in variants.shapes]
         inner: list[_InnerLevel] = []
 
-        def body(operands: list[jax.Array], states: list[jax.Array]) -> Any:
+        def replica(variant: int, operands: list[jax.Array], states: list[jax.Array]) -> Any:
+            """The code of a replica, on operands that have the shapes of its variant."""
             refs = (
                 None
                 if level.finding
@@ -302,43 +347,85 @@ class _ShardedExecutor(Executor):
                     for variable, state in zip(variables, states, strict=True)
                 }
             )
-            inner_level = _InnerLevel(level.plan, refs, strategy, frame)
+            inner_level = _InnerLevel(
+                level.plan,
+                refs,
+                strategy,
+                frame,
+                uneven=len(variants) > 1,
+                row_weight=weights[variants.of_replica.index(variant)],
+            )
             inner.append(inner_level)
-            with _context.entered(inner_level.replica_frame(frame)):
-                body_args, body_kwargs = inputs.rebuild(operands)
+            tracing = tracing_for(strategy, inner_level.row_weight, uneven=len(variants) > 1)
+            with _context.entered(inner_level.replica_frame(frame)), tracing:
+                body_args, body_kwargs = inputs.rebuild(operands, variants.shapes[variant])
                 result = _bridges.surrounded(fn)(*body_args, **body_kwargs)
-                arrays = outputs.take((result, [value for value, _ in inner_level.handed_out]))
+                handed_out = [value for value, _ in inner_level.handed_out]
+                arrays = outputs[variant].take((result, handed_out))
             new_states = [
                 _row(variable, refs[variable][...]) for variable in written if refs is not None
             ]
             return arrays, new_states
 
+        def body(operands: list[jax.Array], states: list[jax.Array]) -> Any:
+            if len(variants) == 1:
+                return replica(0, operands, states)
+            return _in_variants(variants, outputs, replica, operands, states, level.finding)
+
         states = [variable.unwrap_state(variable.state, topology) for variable in variables]
         state_specs = [_spec(variable) for variable in variables]
         new_specs = [_spec(variable) for variable in written]
-        mapped = jax.shard_map(
-            body,
-            mesh=topology.mesh,
-            axis_names={REPLICA_AXIS},  # XLA divides the work over the logical devices
-            in_specs=(inputs.specs, state_specs),
-            out_specs=(_SPLIT, new_specs),
-            check_vma=False,  # gradients are local; collectives have rules of their own
-        )
+        call = (body, topology, (inputs.specs, state_specs), new_specs, inputs.operands, states)
+        common: list[bool] = []
         try:
-            arrays, new_states = mapped(inputs.operands, states)
+            if level.finding or not _may_have_common_results(topology):
+                arrays, new_states = on_replicas(*call)
+            else:
+                arrays, new_states, common = on_replicas_once_if_same(*call)
         finally:
             if level.finding and inner:  # also if it failed, should the user go on
-                level.plan.runs[number] = inner[-1].touched
-                level.touched.read.update(dict.fromkeys(inner[-1].touched.all()))
+                level.plan.runs[number] = Touched.union([each.touched for each in inner])
+                level.touched.read.update(dict.fromkeys(level.plan.runs[number].all()))
         if level.finding:
             level.touched.written.update(level.plan.runs[number].written)
         for variable, array in zip(written, new_states, strict=True):
             variable.set_state(variable.wrap_state(array, topology, inside=False))
-        result, handed_out = outputs.rebuild(arrays, topology)
+        result, handed_out = outputs[0].rebuild(arrays, topology, common)
         with _context.entered(frame):
             for value, (_, receive) in zip(handed_out, inner[-1].handed_out, strict=True):
                 receive(value)
         return result
+
+
+def _in_variants(
+    variants: Variants,
+    outputs: Sequence[Outputs],
+    replica: Callable[[int, list[jax.Array], list[jax.Array]], Any],
+    operands: list[jax.Array],
+    states: list[jax.Array],
+    finding: bool,
+) -> Any:
+    """The code of a replica whose shapes others do not share; see `_variants.py`."""
+    count = len(operands)
+
+    def traced(variant: int) -> ClosedJaxpr:
+        def function(arguments: list[jax.Array]) -> list[jax.Array]:
+            arrays, new_states = replica(variant, arguments[:count], arguments[count:])
+            return [*arrays, *new_states]
+
+        return trace(function, [*operands, *states])
+
+    jaxprs = [traced(variant) for variant in range(len(variants))]
+    ends = outputs[0].require_alike(outputs[1:])
+    shapes, dtypes = merged_shapes(jaxprs, may_differ=ends)
+    outputs[0].note_shapes([variants.of_replicas(each) for each in shapes[:ends]])
+    if finding:
+        results = [
+            jnp.empty(largest_of(each), dtype) for each, dtype in zip(shapes, dtypes, strict=True)
+        ]
+    else:
+        results = compute(variants, jaxprs, [*operands, *states])
+    return results[:ends], results[ends:]
 
 
 @final
@@ -367,7 +454,7 @@ class _InnerExecutor(Executor):
         return _nest.transform(
             lambda leaf: (
                 PerReplica.from_array(jnp.asarray(leaf), topology, inside=True)
-                if _is_numeric(leaf)
+                if is_number_like(leaf)
                 else leaf
             ),
             result,
@@ -375,70 +462,9 @@ class _InnerExecutor(Executor):
         )
 
 
-class _Inputs:
-    """The arguments of a `run`, as operands of a `shard_map` and what is left of them."""
-
-    def __init__(self, nest: Nest, topology: Topology) -> None:
-        leaves, self._structure = _nest.flatten(nest, handed=True)
-        self.operands: list[Any] = []
-        self.specs: list[PartitionSpec] = []
-        self._fill: list[Callable[[Any], Any]] = []
-        self._leaves = leaves
-        for index, leaf in enumerate(leaves):
-            if isinstance(leaf, PerReplica):
-                if not leaf.uniform:
-                    raise NotOneProgram
-                if not all(_is_numeric(sample) for sample in leaf.samples()):
-                    raise NotOneProgram
-                self._add(index, leaf.array(topology), _SPLIT, leaf.scalars)
-            elif isinstance(leaf, Mirrored):
-                self._add(index, leaf.array(topology), _SAME, False)
-            elif isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
-                self._add(index, jnp.asarray(leaf), _SAME, False)
-
-    def _add(self, index: int, operand: Any, spec: PartitionSpec, scalar: bool) -> None:
-        self.operands.append(operand)
-        self.specs.append(spec)
-        self._fill.append(lambda local: (index, local[0] if scalar else local))
-
-    def rebuild(self, operands: list[Any]) -> Nest:
-        leaves = list(self._leaves)
-        for fill, operand in zip(self._fill, operands, strict=True):
-            index, local = fill(operand)
-            leaves[index] = local
-        return jax.tree.unflatten(self._structure, leaves)
-
-
-class _Outputs:
-    """What a `run` returns: arrays of the `shard_map`, and what is not an array."""
-
-    def take(self, nest: Nest) -> list[jax.Array]:
-        """Inside: the arrays, with a first dimension to put them one after another by."""
-        leaves, self._structure = _nest.flatten(nest, handed=True)
-        self._numeric = [_is_numeric(leaf) for leaf in leaves]
-        arrays = [jnp.asarray(leaf) for leaf in leaves if _is_numeric(leaf)]
-        self._scalars = [array.ndim == 0 for array in arrays]
-        self._plain = [None if _is_numeric(leaf) else leaf for leaf in leaves]
-        return [
-            array[None] if scalar else array
-            for array, scalar in zip(arrays, self._scalars, strict=True)
-        ]
-
-    def rebuild(self, arrays: list[jax.Array], topology: Topology) -> Nest:
-        """Outside: the nest, with per-replica values."""
-        values = iter(
-            [
-                (array[0] if scalar else array)
-                if topology.num_replicas == 1
-                else PerReplica.from_array(array, topology, scalars=scalar)
-                for array, scalar in zip(arrays, self._scalars, strict=True)
-            ]
-        )
-        leaves = [
-            next(values) if numeric else leaf
-            for numeric, leaf in zip(self._numeric, self._plain, strict=True)
-        ]
-        return jax.tree.unflatten(self._structure, leaves)
+def _may_have_common_results(topology: Topology) -> bool:
+    """Tell whether it is worth knowing; logical devices keep their parts of each result."""
+    return topology.num_replicas > 1 and topology.logical_devices_per_replica == 1
 
 
 def _first(value: Any) -> Any:
@@ -455,14 +481,8 @@ def _planned(plan: Plan, number: int) -> Touched:
     return plan.runs[number]
 
 
-def _is_numeric(leaf: Any) -> bool:
-    if isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
-        return True
-    return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
 def _spec(variable: Variable) -> PartitionSpec:
-    return _SPLIT if variable.split_over_replicas else _SAME
+    return SPLIT if variable.split_over_replicas else SAME
 
 
 def _local(variable: Variable, state: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from replicax import _nest
 from replicax._typing import Nest
 from replicax.errors import InconsistentTracing
 from replicax.execution._compiled_runs import contents_of
-from replicax.execution._signature import describe, dressed
+from replicax.execution._signature import are_uneven, describe, dressed
 from replicax.input import DistributedIterator
 from replicax.values import PerReplica
 
@@ -41,16 +41,17 @@ class TakesElementsInLoop(NotOneProgram):
 class Element:
     """An element of an iterator: its arrays, and how to put it together of them again.
 
-    A program cannot take one whose replicas differ in shape, or that has strings. Such an element
-    has no `arrays`, but a key all the same.
+    A program cannot take one that has strings, or arrays of different ranks. Such an element has no
+    `arrays`, but a key all the same. It is `uneven` if its replicas differ in shape.
     """
 
-    __slots__ = ("arrays", "key", "rebuild")
+    __slots__ = ("arrays", "key", "rebuild", "uneven")
 
     def __init__(self, element: Nest) -> None:
         leaves, structure = _nest.flatten(element)
         described = describe(leaves, None)
         self.arrays: list[Any] | None = None
+        self.uneven = described is not None and are_uneven(described[0])
         if described is None:
             self.key: Any = (structure, tuple(_shapes(leaf) for leaf in leaves))
             return
@@ -74,10 +75,12 @@ def _shapes(leaf: Any) -> Any:
 class Pulls:
     """Which elements a traced function takes, in order. Found in the first pass, used in the next.
 
-    In the first pass the elements are looked at, and stay the next ones of their iterators.
+    In the first pass the elements are looked at, and stay the next ones of their iterators. Those
+    whose replicas differ in shape can be declined.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_uneven: bool = True) -> None:
+        self._takes_uneven = takes_uneven
         self.iterators: list[DistributedIterator] = []
         self.elements: list[Element] = []
 
@@ -90,7 +93,7 @@ class Pulls:
         element = Element(ahead[position])
         self.iterators.append(iterator)
         self.elements.append(element)
-        if element.arrays is None:
+        if element.arrays is None or (element.uneven and not self._takes_uneven):
             raise NotOneProgram
         return element, element.arrays
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import jax
 from jax.errors import TracerIntegerConversionError
 
+from replicax.topology import REPLICA_AXIS
 from replicax.values import DistributedValues
 
 
 def add_recipe(error: BaseException) -> None:
     """Add a note to an error that a user's function has raised, if it is a known one."""
-    for recipe in (_assigned_element, _left_control_flow, _other_device, _array_for_integer):
+    for recipe in _RECIPES:
         note = recipe(error)
         if note is not None and note not in getattr(error, "__notes__", ()):
             error.add_note(note)
@@ -67,3 +68,23 @@ def _array_for_integer(error: BaseException) -> str | None:
         "compiled once, and serves any count. Inside `run`, use "
         "`jax.lax.fori_loop`."
     )
+
+
+def _unnamed_axis(error: BaseException) -> str | None:
+    if not isinstance(error, NameError) or f"axis name: {REPLICA_AXIS}" not in _text(error):
+        return None
+    return (
+        f"JAX's collectives, and layers that use them, such as "
+        f"`nnx.BatchNorm(axis_name={REPLICA_AXIS!r})`, find the replicas by the name "
+        f"{REPLICA_AXIS!r} in compiled functions only. Make the function an `rx.function`, or call "
+        '`rx.get_replica_context().all_reduce("MEAN", value)`, which works in both.'
+    )
+
+
+_RECIPES = (
+    _assigned_element,
+    _left_control_flow,
+    _other_device,
+    _array_for_integer,
+    _unnamed_axis,
+)

@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from replicax import _context, _nest
 from replicax._context import Kind
-from replicax._enums import ReduceOp
+from replicax._enums import GradientReduction, ReduceOp
 from replicax._nest import Whole
 from replicax._typing import Nest
 from replicax.collectives import (
@@ -26,6 +26,8 @@ from replicax.collectives import (
 )
 from replicax.errors import ContextError
 from replicax.execution._executor import require_call
+from replicax.execution._gradients import combined, weighted
+from replicax.execution._summed_twice import Report, Site, are_equal, users_line
 from replicax.values import Mirrored, PerReplica
 from replicax.variables import Variable
 
@@ -75,6 +77,13 @@ class Merger(ABC):
         The first replica does it when it comes by, and waits for nobody.
         """
 
+    def watch(self, gradients: list[Any], report: Report) -> list[Any] | None:
+        """Return gradients that are summed next, so that those reduced before are reported later.
+
+        None where they are numbers, which can be compared at once.
+        """
+        return None
+
 
 @final
 class ReplicaContext:
@@ -101,6 +110,7 @@ class ReplicaContext:
         local_index: int,
         num_replicas: int,
         devices: tuple[jax.Device, ...],
+        row_weight: Callable[[], float | jax.Array] = lambda: 1.0,
     ) -> None:
         self._strategy = strategy
         self._identity: StrategyLike | None = strategy.identity
@@ -109,7 +119,9 @@ class ReplicaContext:
         self._local_index = local_index
         self._num_replicas = num_replicas
         self._devices = devices
+        self._row_weight = row_weight
         self._reduced: list[weakref.ref[jax.Array]] = []  # what `all_reduce` has returned here
+        self._reduced_shapes: set[tuple[int, ...]] = set()
 
     @property
     def strategy(self) -> Any:
@@ -188,11 +200,94 @@ class ReplicaContext:
         if self._num_replicas > 1:  # the context of the default strategy stays for ever
             alive = [each for each in self._reduced if each() is not None]
             self._reduced = [*alive, *map(weakref.ref, results)]
+            self._reduced_shapes.update(np.shape(each) for each in results)
         return jax.tree.unflatten(structure, results)
 
-    def has_reduced(self, value: Any) -> bool:
-        """Tell whether `value` is itself a result of `all_reduce` on this replica."""
-        return any(value is result() for result in self._reduced)
+    def merge_gradients(
+        self,
+        label: str,
+        fn: Callable[..., Nest],
+        gradients: Sequence[Any],
+        *,
+        shared: Sequence[Any] = (),
+        reduction: GradientReduction | None = None,
+        options: CommunicationOptions | None = None,
+        subjects: Sequence[Any] = (),
+        report: Report | None = None,
+    ) -> Nest:
+        """Meet the other replicas; call `fn(strategy, gradients, shared)` once, for all of them.
+
+        This is where the gradients of every optimizer are combined.
+
+        Args:
+          label: What errors call the meeting.
+          fn: Gets the reduced gradients, and `shared`, as lists of `Mirrored`.
+          gradients: Those of this replica.
+          shared: Values that are the same on all replicas.
+          reduction: By default that of the strategy. A MEAN is weighted by the replicas' rows.
+          options: How they travel.
+          subjects: The objects that it is about.
+          report: Is told the user's line if gradients are summed that had been reduced before.
+        """
+        chosen = self._strategy.gradient_reduction if reduction is None else reduction
+        usual = self._strategy.extended.communication_options
+        merged = merge_options(options, None, usual)
+        doubtful: Site | None = None
+        if report is not None and chosen is GradientReduction.SUM and self._num_replicas > 1:
+            if any(each is result() for result in self._reduced for each in gradients):
+                report(users_line())
+            else:
+                watched = self._merger.watch(list(gradients), report)
+                if watched is not None:
+                    gradients = watched
+                elif self._may_have_reduced(gradients):
+                    doubtful = users_line()
+        if chosen is GradientReduction.MEAN:
+            weight = self._row_weight()
+            gradients = [weighted(each, chosen, weight) for each in gradients]
+        count = len(gradients)
+
+        def reduce(strategy: StrategyLike, *values: PerReplica) -> Nest:
+            if doubtful is not None and report is not None and are_equal(values[:count]):
+                report(doubtful)
+            reduced = combined(strategy, chosen, values[:count], merged)
+            return fn(strategy, reduced, [value.agreed() for value in values[count:]])
+
+        return self.merge(label, reduce, [*gradients, *shared], (*subjects, chosen))
+
+    def reduce_gradients(
+        self,
+        gradients: Nest,
+        *,
+        reduction: GradientReduction | None = None,
+        report: Report | None = None,
+    ) -> Nest:
+        """Combine a nest of gradients over the replicas, as `merge_gradients`; all get the result.
+
+        Args:
+          gradients: Those of this replica.
+          reduction: By default that of the strategy.
+          report: As of `merge_gradients`.
+        """
+        leaves, structure = self._numeric_leaves(gradients, "reduce_gradients")
+        if leaves:
+            leaves = self.merge_gradients(
+                "all_reduce of gradients",
+                lambda _, reduced, __: reduced,
+                leaves,
+                reduction=reduction,
+                subjects=(structure,),
+                report=report,
+            )
+        return jax.tree.unflatten(structure, leaves)
+
+    def _may_have_reduced(self, gradients: Sequence[Any]) -> bool:
+        """Tell whether `all_reduce` has returned something of the shape of each gradient.
+
+        Scalars say nothing: the loss is one as well.
+        """
+        shapes = {np.shape(each) for each in gradients} - {()}
+        return bool(shapes) and shapes <= self._reduced_shapes
 
     def all_gather(
         self,

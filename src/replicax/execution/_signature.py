@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
+from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding
 
-from replicax import _bridges, _nest
+from replicax import _bridges, _context, _nest
 from replicax._context import Frame
 from replicax._describing import described
 from replicax._typing import Nest
 from replicax.errors import InvalidType
+from replicax.execution._gradients import reductions_in_force
 from replicax.input import DistributedIterator
 from replicax.topology import Topology
-from replicax.values import Mirrored, PerReplica, is_numeric
+from replicax.values import Mirrored, PerReplica, Shape, is_numeric
 from replicax.variables import Variable
 
 if TYPE_CHECKING:
@@ -39,8 +42,8 @@ def signature_of(
 ) -> tuple[Signature | None, list[Any]]:
     """The signature of a call, and the arrays in its arguments.
 
-    None for per-replica values whose shapes differ, or which are no arrays: no program is good for
-    them. With a `strategy`, of a call by its `run`. `memory` is kept from call to call of `fn`.
+    None for per-replica values that are no arrays, or not of one rank: no program is good for them.
+    With a `strategy`, of a call by its `run`. `memory` is kept from call to call of `fn`.
     """
     leaves, structure = _nest.flatten((args, kwargs), handed=True)
     described = describe(leaves, getattr(strategy or frame.strategy, "topology", None))
@@ -49,7 +52,9 @@ def signature_of(
     keys, arrays, fills = described
     settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
     others = _bridges.fingerprint(fn, leaves, memory)
-    key = (strategy, frame.strategy, frame.kind, settings, structure, others, tuple(keys))
+    reductions = reductions_in_force()
+    key = (strategy, frame.strategy, frame.kind, settings, reductions)
+    key = (*key, structure, others, tuple(keys))
     return Signature(key, frame, strategy, leaves, structure, fills), arrays
 
 
@@ -65,15 +70,33 @@ def describe(
     fills: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-            keys.append((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
+            leaf = _over_auto_axes(leaf)
+            key = (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False))
+            sharding = _divided(leaf)
+            keys.append(key if sharding is None else (*key, sharding))
             arrays.append(leaf)
-            fills.append(_itself)
+            fills.append(_itself if sharding is None else _LaidOut(sharding))
+        elif isinstance(leaf, PerReplica) and leaf.common is not None:
+            # As a plain array, of which every replica gets all: so a program of parameters goes on
+            # being good when these are results of its own.
+            assert leaf.topology is not None
+            common = leaf.common
+            weak = getattr(common, "weak_type", False)  # which random keys do not have
+            keys.append((common.shape, common.dtype, weak))
+            arrays.append(common)
+            fills.append(_Common(leaf.topology))
         elif isinstance(leaf, (PerReplica, Mirrored)):
             home = leaf.topology or topology
             if home is not None and isinstance(leaf, PerReplica):
                 leaf = leaf.at_home(home)
             if home is None or not _is_array(leaf):
                 return None
+            if isinstance(leaf, PerReplica) and not leaf.uniform:
+                array, shapes = leaf.padded(home), leaf.shapes
+                keys.append((array.shape, array.dtype, home, _Uneven(shapes)))
+                arrays.append(array)
+                fills.append(functools.partial(_padded, home, shapes))
+                continue
             array = leaf.array(home)
             scalars = isinstance(leaf, PerReplica) and leaf.scalars
             keys.append((array.shape, array.dtype, type(leaf), home, scalars))
@@ -107,14 +130,32 @@ def dressed(leaves: Sequence[Any], fills: Sequence[Any], arrays: Sequence[Any]) 
     ]
 
 
+def are_uneven(keys: Sequence[Any]) -> bool:
+    """Whether a key of `describe` is that of components whose shapes differ."""
+    return any(isinstance(key, tuple) and isinstance(key[-1], _Uneven) for key in keys)
+
+
 def _is_array(value: PerReplica | Mirrored) -> bool:
-    """Whether components can form one global array."""
+    """Whether components can form one global array, filled up with zeros if their sizes differ."""
     if isinstance(value, Mirrored):
         return True
-    sample = value.samples()[0]
+    samples = value.samples()
+    if not value.uniform:
+        return is_paddable(value.shapes, [getattr(sample, "dtype", None) for sample in samples])
+    sample = samples[0]
     if isinstance(sample, np.ndarray):
-        return value.uniform and is_numeric(sample.dtype)
-    return value.uniform and (hasattr(sample, "dtype") or isinstance(sample, (int, float, complex)))
+        return is_numeric(sample.dtype)
+    return hasattr(sample, "dtype") or isinstance(sample, (int, float, complex))
+
+
+def is_paddable(shapes: Sequence[Shape], dtypes: Sequence[Any]) -> bool:
+    """Whether arrays have one rank and one dtype, of which there are zeros."""
+    return (
+        len({len(shape) for shape in shapes}) == 1
+        and len(set(dtypes)) == 1
+        and isinstance(dtypes[0], np.dtype)  # and not that of random keys
+        and is_numeric(dtypes[0])
+    )
 
 
 @final
@@ -139,6 +180,11 @@ class Signature:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Signature) and self._key == other._key
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the shapes of the replicas differ."""
+        return are_uneven(self._key[-1])
 
     @property
     def leaves(self) -> Sequence[Any]:
@@ -172,7 +218,8 @@ class Signature:
         return [
             index
             for index, (leaf, fill) in enumerate(dynamic)
-            if fill is _itself and isinstance(leaf, jax.Array)
+            if isinstance(fill, (_LaidOut, _Common))
+            or (fill is _itself and isinstance(leaf, jax.Array))
         ]
 
     def forget_values(self) -> None:
@@ -186,6 +233,7 @@ class Signature:
             "the scope",
             "the context",
             "a setting of JAX",
+            "the reduction of gradients",
             "the structure of the arguments",
             "what objects of other libraries are like",
         )
@@ -213,11 +261,59 @@ def _words(key: Any) -> str:
     if isinstance(key, (_Static, _IteratorKey)) or key is _OBJECT:
         return repr(key)
     shape, dtype, *_ = key
+    if isinstance(key[-1], _Uneven):
+        return f"{dtype} of shapes {list(map(list, key[-1].shapes))}"
     return f"{dtype}{list(shape)}"
 
 
 def _itself(array: Any) -> Any:
     return array
+
+
+def _over_auto_axes(leaf: Any) -> Any:
+    """Return an array of an explicit mesh, whose axes would be part of its type, without them.
+
+    The program has a mesh of its own.
+    """
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.are_all_axes_auto:
+        return leaf
+    mesh = sharding.mesh
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    assert mesh.devices is not None
+    auto = Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+    return jax.device_put(leaf, NamedSharding(auto, sharding.spec))
+
+
+def _divided(leaf: Any) -> Any:
+    """Return how an array is divided over several devices; None if it is not."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+        return None
+    sharding = leaf.sharding
+    return None if sharding.num_devices == 1 or leaf.is_fully_replicated else sharding
+
+
+@dataclass(frozen=True, slots=True)
+class _LaidOut:
+    """An array that is divided over devices, which a program can see by its sharding only."""
+
+    sharding: Any
+
+    def __call__(self, array: Any) -> Any:
+        program = _context.current().program
+        if program is not None:
+            program.note_layout(array, self.sharding)
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """A per-replica value that is known to be the same on all replicas."""
+
+    topology: Topology
+
+    def __call__(self, array: Any) -> PerReplica:
+        return PerReplica.of_common(array, self.topology)
 
 
 def _distributed(
@@ -228,7 +324,18 @@ def _distributed(
     return Mirrored.from_array(array, topology)
 
 
+def _padded(topology: Topology, shapes: tuple[Shape, ...], array: Any) -> PerReplica:
+    return PerReplica.from_padded(array, topology, shapes)
+
+
 _OBJECT = "an object of another library"
+
+
+@dataclass(frozen=True, slots=True)
+class _Uneven:
+    """The shapes of all replicas' components, where they differ."""
+
+    shapes: tuple[Shape, ...]
 
 
 @dataclass(frozen=True, slots=True)

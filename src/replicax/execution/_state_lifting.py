@@ -12,16 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
 from replicax import _bridges, _context, _nest, cluster
 from replicax._context import Frame
-from replicax._jax_compat import jaxprs_within
+from replicax._jax_compat import calls_python
 from replicax._typing import Nest
 from replicax.collectives import is_awaited, launch
 from replicax.errors import InvalidType
+from replicax.execution._operands import is_among
 from replicax.execution._program import OuterLevel, Plan
 from replicax.execution._pulling import NotOneProgram, Pulls
+from replicax.execution._signature import is_paddable
 from replicax.input import DistributedIterator
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica, as_plain
@@ -29,6 +31,12 @@ from replicax.variables import Variable, require_equal_copies, reusing_states
 
 # States are taken, passed to a program that may reuse their memory, and replaced: one at a time.
 _lock = threading.RLock()
+
+
+# JAX keeps what it has traced of a function, such as one that the user jits or the body of a
+# `lax.scan`, for the next time. What it does with variables holds for one pass over one program, so
+# every pass has a cache of its own.
+_pass = jax.make_user_context(None)
 
 
 @final
@@ -42,6 +50,7 @@ class Lifted:
       plain: Which of them are `jax.Array`s that the user gave, on whatever devices.
       pulls: Is told which elements of iterators the function takes. The arrays of these come after
         the others when the program is called.
+      given: The Python numbers in the arguments.
       name: What the function is called.
     """
 
@@ -52,15 +61,17 @@ class Lifted:
         arrays: Sequence[Any],
         plain: Sequence[int],
         pulls: Pulls,
+        given: Sequence[Any],
         name: str,
     ) -> None:
         self._label = f"the compiled function `{name}`"
         self._agreed = False
         plan = Plan(pulls=pulls)
-        outputs = _Outputs()
+        outputs = _Outputs(given)
 
         def trace(level: OuterLevel, arrays: Sequence[Any]) -> list[jax.Array]:
-            with _context.entered(replace(frame, program=level, transaction=None)):
+            frame_here = replace(frame, program=level, transaction=None)
+            with _context.entered(frame_here), _pass(object()):
                 return outputs.take(function(list(arrays)))
 
         def find(arrays: Sequence[Any]) -> list[jax.Array]:
@@ -79,6 +90,7 @@ class Lifted:
         self._reused = [i for i, variable in enumerate(self.written) if variable.reusable]
         self.topology = plan.topology or _home_of(touched) or plan.noted
         plan.topology = self.topology
+        self.uneven = plan.uneven
 
         def pure(
             states: Sequence[Any], arrays: Sequence[Any], elements: Sequence[Sequence[Any]]
@@ -91,9 +103,10 @@ class Lifted:
         self._donates = False
         jaxpr = jax.make_jaxpr(pure)(self._states(), arrays, elements)
         _bridges.examine(jaxpr.consts, touched)
+        plan.watched.examine(jaxpr)
         # A program that calls back into Python, or that other workers take part in, can fail while
         # it runs, and then the variables' old values are still wanted.
-        self._calls_python = _calls_python(jaxpr)
+        self._calls_python = calls_python(jaxpr)
         awaited = self.topology is not None and is_awaited(self.topology)
         self._donates = not (self._calls_python or awaited)
         shardings: Any = None
@@ -105,6 +118,11 @@ class Lifted:
                 split = None
                 whole = None if self.topology.num_replicas == 1 else whole
             shardings += [split if is_split else whole for is_split in outputs.split]
+        # Parameters come in as plain arrays first, and then as results of this program. They are
+        # brought to all devices from the start, or XLA would compile once more for the second call.
+        self._carried = {
+            index for index in plain if (arrays[index].shape, arrays[index].dtype) in outputs.common
+        }
         self.jitted = jax.jit(
             jaxpr_as_fun(jaxpr),
             donate_argnums=tuple(self._reused) if self._donates else (),
@@ -173,7 +191,7 @@ class Lifted:
             array = moved[index]
             if (
                 isinstance(array, jax.Array)
-                and array.committed
+                and (array.committed or index in self._carried)
                 and (array.sharding.device_set != devices or _is_otherwise(array, topology))
             ):
                 moved[index] = topology.replicate(array)
@@ -200,16 +218,6 @@ def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(array) for array in arrays]
 
 
-def _calls_python(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Whether a program has callbacks, anywhere in it."""
-    return any(
-        "callback" in equation.primitive.name
-        or equation.primitive.name == "debug_print"
-        or any(_calls_python(inner) for inner in jaxprs_within(equation.params))
-        for equation in jaxpr.eqns
-    )
-
-
 def _home_of(variables: Sequence[Variable]) -> Topology | None:
     """The topology of a program without a `run`, if its variables have one."""
     for variable in variables:
@@ -219,14 +227,22 @@ def _home_of(variables: Sequence[Variable]) -> Topology | None:
 
 
 class _Outputs:
-    """What a function returns: arrays of its program, and what is not an array."""
+    """What a function returns: arrays of its program, and what is not an array.
+
+    Args:
+      given: Python numbers in the arguments, which come back as they are.
+    """
 
     split: list[bool]
+    common: set[tuple[Any, Any]]  # shapes and dtypes of results that all replicas have
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        self._given = given
 
     def take(self, nest: Nest) -> list[jax.Array]:
         leaves, self._structure = _nest.flatten(nest, handed=True)
         arrays: list[jax.Array] = []
-        self.split = []
+        self.split, self.common = [], set()
         self._wrap: list[Callable[[Any, Topology | None], Any] | None] = []
         self._plain: list[Any] = []
         for leaf in leaves:
@@ -235,19 +251,26 @@ class _Outputs:
             self._plain.append(None if wrap is not None else leaf)
             if wrap is not None:
                 arrays.append(array)
-                self.split.append(isinstance(leaf, PerReplica))
+                once = isinstance(leaf, PerReplica) and leaf.common is not None
+                self.split.append(isinstance(leaf, PerReplica) and not once)
+                if once:
+                    self.common.add((array.shape, array.dtype))
         return arrays
 
     def _describe(self, leaf: Any) -> tuple[Any, Any]:
         topology = leaf.topology if isinstance(leaf, (PerReplica, Mirrored)) else None
         if isinstance(leaf, PerReplica) and topology is not None:
             if not leaf.uniform:
-                raise NotOneProgram
+                return self._uneven(leaf, topology)
+            if leaf.common is not None:
+                return lambda a, _: PerReplica.of_common(a, topology), leaf.common
             array = leaf.array(topology)
             scalars = leaf.scalars
             return lambda a, _: PerReplica.from_array(a, topology, scalars=scalars), array
         if isinstance(leaf, Mirrored) and topology is not None:
             return lambda a, _: Mirrored.from_array(a, topology), leaf.array(topology)
+        if is_among(leaf, self._given):
+            return None, None
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
             return _first_copy, jnp.asarray(leaf)
         if isinstance(leaf, DistributedIterator):
@@ -256,6 +279,12 @@ class _Outputs:
                 "as well. Return its elements, or nothing: the caller has the iterator."
             )
         return None, None
+
+    def _uneven(self, leaf: PerReplica, topology: Topology) -> tuple[Any, Any]:
+        shapes = leaf.shapes
+        if not (leaf.traced and is_paddable(shapes, [part.dtype for part in leaf.samples()])):
+            raise NotOneProgram
+        return lambda a, _: PerReplica.from_padded(a, topology, shapes), leaf.padded(topology)
 
     def rebuild(self, arrays: Sequence[jax.Array], topology: Topology | None) -> Nest:
         remaining = iter(arrays)

@@ -21,6 +21,7 @@ from replicax.input._iterator import (
 )
 from replicax.input._memory import aligned
 from replicax.input._options import InputContext, InputOptions
+from replicax.input._splitting import count_rows, shares
 from replicax.input.sources import Calls, of_a_library
 
 if TYPE_CHECKING:
@@ -62,9 +63,11 @@ __all__ = [
     "Optional",
     "PartialBatches",
     "aligned",
+    "count_rows",
     "distribute",
     "distribute_from_function",
     "from_tensor_slices",
     "of_a_library",
     "require_iterator",
+    "shares",
 ]

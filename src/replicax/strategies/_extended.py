@@ -14,6 +14,7 @@ from replicax._context import Frame
 from replicax._deprecation import deprecated
 from replicax._describing import described
 from replicax._enums import ReduceOp
+from replicax._jax_compat import without_mesh
 from replicax._known_bad import warn_of_defects
 from replicax._typing import DeviceLike, Nest
 from replicax.cluster import ClusterResolver
@@ -34,6 +35,7 @@ from replicax.execution import (
 )
 from replicax.input import from_tensor_slices
 from replicax.strategies._combining import leaf_array, reducible
+from replicax.strategies._rows import by_layout, has_arrays, hint_of_whole_batches
 from replicax.strategies._steps import MultiStepContext, StepRunner
 from replicax.strategies._updating import Update
 from replicax.topology import Topology, resolve_devices
@@ -104,6 +106,7 @@ class StrategyExtended:
         self._communication_options = communication_options or CommunicationOptions()
         self._cluster_resolver = cluster_resolver
         self._steps = StepRunner(container_strategy, self._executor)
+        self._hinted_of_batches = False
 
     # The parts.
 
@@ -211,6 +214,7 @@ class StrategyExtended:
         """
         return self._steps.run(fn, iterator, iterations, initial_loop_values)
 
+    @without_mesh
     def execute(
         self,
         method: str,
@@ -223,18 +227,31 @@ class StrategyExtended:
         require_call(method, fn, args)
         frame = _context.cross_replica(self._strategy, method)
         require_home((args, kwargs), self._topology, method)
+        args, kwargs = self._divided(args, kwargs or {})
         if isinstance(fn, FunctionOfInstance):
             fn, args = fn.function, (fn.instance, *args)
         if frame.runs is not None and frame.program is None and not isinstance(fn, Function):
             fn = frame.runs.compiled(fn)
         if isinstance(fn, Function):
             if not fn.is_inlined(frame):
-                return fn.run_by(self._strategy, frame, args, kwargs or {})
+                return fn.run_by(self._strategy, frame, args, kwargs)
             fn = fn.python_function
         executor = self._executor
         if frame.program is not None and not executor.traceable:
             executor = frame.program.executor
-        return executor.run(self._strategy, frame, fn, args, kwargs or {})
+        return executor.run(self._strategy, frame, fn, args, kwargs)
+
+    def _divided(
+        self, args: Sequence[Nest], kwargs: Mapping[str, Nest]
+    ) -> tuple[Sequence[Nest], Mapping[str, Nest]]:
+        """Return arguments in which arrays that lie over the replicas are per-replica values."""
+        replicas = self._topology.num_replicas
+        if replicas == 1 or not has_arrays((args, kwargs)):
+            return args, kwargs
+        args, kwargs = by_layout((args, kwargs), self._topology)
+        if not self._hinted_of_batches:
+            self._hinted_of_batches = hint_of_whole_batches([*args, *kwargs.values()], replicas)
+        return args, kwargs
 
     # Combining.
 
@@ -277,6 +294,7 @@ class StrategyExtended:
             "batch_reduce_to", reduce_op, value_destination_pairs, options, experimental_hints
         )
 
+    @without_mesh
     def _reduce_all(
         self,
         method: str,
@@ -300,6 +318,7 @@ class StrategyExtended:
                 for (value, _), per_replica, target in zip(pairs, values, targets, strict=True)
             ]
 
+    @without_mesh
     def broadcast_to(self, tensor: Any, destinations: Destinations) -> Any:
         """Copies an array to `destinations`: `Mirrored`, or an array if there is one device."""
         frame = _context.cross_replica(self._strategy, "broadcast_to")
@@ -409,6 +428,7 @@ class StrategyExtended:
         devices = self._devices_of(colocate_with)
         return self._update("update_non_slot", frame, devices, fn, args, kwargs, group)
 
+    @without_mesh
     def _update(
         self,
         method: str,

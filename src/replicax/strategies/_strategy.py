@@ -12,11 +12,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax import _bridges, _context, _nest
+from replicax._context import Kind
 from replicax._describing import described
-from replicax._enums import ReduceOp
-from replicax._jax_compat import uncommitted
+from replicax._enums import GradientReduction, ReduceOp
+from replicax._jax_compat import uncommitted, without_mesh
 from replicax._typing import Nest
 from replicax.errors import ContextError, InvalidArgument, InvalidType, NotPicklable
+from replicax.execution import gradient_reduction_of, set_gradient_reduction
 from replicax.input import (
     DistributedDataset,
     InputContext,
@@ -26,6 +28,7 @@ from replicax.input import (
 )
 from replicax.strategies._combining import Axis, gather_nest, reduce_nest
 from replicax.strategies._layout import lay_out
+from replicax.strategies._rows import split_nest
 from replicax.values import DistributedValues, place, regroup, require_home
 from replicax.variables import Variable
 
@@ -126,6 +129,37 @@ class Strategy:
         return self._extended.collectives
 
     @property
+    def gradient_reduction(self) -> GradientReduction:
+        """How optimizers reduce gradients over the replicas: SUM unless it is set otherwise.
+
+        It holds for `rx.Optimizer`s that were given no `reduction` of their own, and for those of
+        Keras and of Flax NNX, in functions given to `run`. Set MEAN for losses that are means over
+        the replica's own rows (`.mean()`), and NONE for gradients that are equal on all replicas
+        already. Strings are case-insensitive. Compiled functions are traced again after a change.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.gradient_reduction = "mean"
+        >>> strategy.gradient_reduction
+        <GradientReduction.MEAN: 'MEAN'>
+        """
+        return gradient_reduction_of(self)
+
+    @gradient_reduction.setter
+    def gradient_reduction(self, reduction: GradientReduction | str) -> None:
+        parsed = GradientReduction.parse(reduction)
+        frame = _context.current()
+        inside = frame.kind is not Kind.CROSS_REPLICA and frame.strategy is not None
+        if inside or frame.program is not None:
+            raise ContextError(
+                "`gradient_reduction` was set in a function given to `run`, or while a function "
+                f"was traced. Current context: {frame}. Set it outside, before the function is "
+                "called; or give the optimizer a reduction of its own: "
+                "`rx.Optimizer(tx, reduction=...)`."
+            )
+        set_gradient_reduction(self, parsed)
+
+    @property
     def identity(self) -> StrategyLike | None:
         """What stands for this strategy in a context."""
         return self
@@ -163,6 +197,7 @@ class Strategy:
             )
         return self._extended.execute("run", fn, args, kwargs)
 
+    @without_mesh
     def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: Axis) -> Nest:
         """Combines a per-replica value, or a nest of them, into plain arrays.
 
@@ -178,6 +213,7 @@ class Strategy:
         with _context.entered(frame):
             return reduce_nest(self, op, value, axis)
 
+    @without_mesh
     def gather(self, value: Nest, axis: int) -> Nest:
         """Puts the replicas' values one after another along `axis`, as one plain array.
 
@@ -187,6 +223,29 @@ class Strategy:
         require_home(value, self.topology, "gather")
         with _context.entered(frame):
             return gather_nest(self, value, axis)
+
+    @without_mesh
+    def split(self, nest: Nest) -> Nest:
+        """Divide the rows of a nest of plain arrays over the replicas.
+
+        The replicas get equally many rows, or the first ones one more, as of the batches of a
+        distributed dataset. Where there are several workers, each of them gives the same arrays.
+
+        Args:
+          nest: Arrays with equally many rows, such as a batch `(features, labels)`.
+
+        Returns:
+          The nest, with a per-replica value for each array.
+
+        >>> import numpy as np, replicax as rx
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> batch = {"x": np.ones((5, 2)), "y": np.arange(5)}
+        >>> result = strategy.run(lambda batch: batch["y"].sum(), args=(strategy.split(batch),))
+        >>> [int(total) for total in strategy.experimental_local_results(result)]
+        [3, 7]
+        """
+        with _context.entered(_context.cross_replica(self, "split")):
+            return split_nest(nest, self.topology)
 
     def experimental_local_results(self, value: Nest) -> tuple[Any, ...]:
         """Return the components of this process's replicas; of a plain value, a tuple with it.
@@ -216,6 +275,7 @@ class Strategy:
             for index in range(len(self.topology.local_replicas))
         )
 
+    @without_mesh
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Nest]
     ) -> Nest:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
 
 import jax
@@ -141,8 +141,12 @@ class DistributedValues(ABC):
         """Return what is known of that array without computing anything."""
 
     def _attribute(self, name: str) -> Any:
+        return self._attribute_of(self.known, name)
+
+    @staticmethod
+    def _attribute_of(array: Callable[[], Any], name: str) -> Any:
         try:
-            return getattr(self.known(), name)
+            return getattr(array(), name)
         except InvalidType as error:
             raise _NoAttribute(str(error)) from None
 

@@ -12,16 +12,18 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from replicax import _context, cluster
-from replicax._jax_compat import accept_as_array, all_gather, uncommitted
+from replicax._jax_compat import accept_as_array, all_gather, uncommitted, without_mesh
+from replicax._operators import Arithmetic
 from replicax.errors import InvalidArgument, InvalidType, ShapeMismatch
 from replicax.topology import REPLICA_AXIS, Topology
 from replicax.values._distributed import DistributedValues, Shape, known_of
 from replicax.values._mirrored import Mirrored
-from replicax.values._placing import assembled, without_replicas
+from replicax.values._padding import cut_placed, cut_traced, pad
+from replicax.values._placing import as_plain, assembled, without_replicas
 
 
 @final
-class PerReplica(DistributedValues):
+class PerReplica(Arithmetic, DistributedValues):
     """A value that may differ from replica to replica.
 
     >>> import replicax as rx
@@ -32,10 +34,12 @@ class PerReplica(DistributedValues):
     }
     """
 
-    __slots__ = ("_scalars", "_shapes")
+    __slots__ = ("_common", "_padded", "_scalars", "_shapes")
 
+    _common: jax.Array | None
     _scalars: bool
     _shapes: tuple[Shape, ...] | None
+    _padded: jax.Array | None  # of components whose shapes differ
 
     def __init__(
         self,
@@ -46,7 +50,9 @@ class PerReplica(DistributedValues):
     ) -> None:
         """Of one component for each local replica; `shapes` are those of all replicas, if known."""
         super().__init__(values, topology)
+        self._common = None
         self._shapes = None if shapes is None else tuple(shapes)
+        self._padded = None
 
     @classmethod
     def from_array(
@@ -63,8 +69,36 @@ class PerReplica(DistributedValues):
         """
         self = cls._of_array(array, topology, inside)
         self._scalars = array.ndim == 0 if inside else scalars
-        self._shapes = None
+        self._common = self._shapes = self._padded = None
         return self
+
+    @classmethod
+    def from_padded(
+        cls, padded: jax.Array, topology: Topology, shapes: Sequence[Shape]
+    ) -> PerReplica:
+        """Of an array that `padded` has returned, and the shapes of all replicas' components."""
+        self = cls._of_array(padded, topology, False)
+        self._array, self._common, self._padded = None, None, padded
+        self._scalars, self._shapes = False, tuple(shapes)
+        return self
+
+    @classmethod
+    def of_common(cls, array: jax.Array, topology: Topology) -> PerReplica:
+        """Of an array that is on every device: all replicas have the same, by construction.
+
+        So it can be used as that array, as well as taken apart.
+        """
+        self = cls.__new__(cls)
+        self._topology, self._components, self._array = topology, None, None
+        self._inside, self._common, self._scalars = False, array, array.ndim == 0
+        self._padded = None
+        self._shapes = (array.shape,) * topology.num_replicas
+        return self
+
+    @property
+    def common(self) -> jax.Array | None:
+        """The array that all replicas have, over the devices of all; None unless that is known."""
+        return self._common
 
     @classmethod
     def stacked(cls, array: jax.Array, topology: Topology) -> PerReplica:
@@ -125,6 +159,24 @@ class PerReplica(DistributedValues):
             )
         return self._array
 
+    def padded(self, topology: Topology) -> jax.Array:
+        """Return the global array of components of different shapes, filled up with zeros.
+
+        Each is as large as the largest in every dimension.
+        """
+        if self._padded is None:
+            padded = pad(self.values, self.shapes, topology)
+            if isinstance(padded, Tracer):
+                return padded
+            self._padded = padded
+        return self._padded
+
+    @property
+    def traced(self) -> bool:
+        """Whether it was made in the program that is being traced."""
+        parts = (self._array, self._padded, *(self._components or ())[:1])
+        return any(isinstance(part, Tracer) for part in parts)
+
     @property
     def scalars(self) -> bool:
         """Whether the components have rank 0."""
@@ -167,11 +219,25 @@ class PerReplica(DistributedValues):
         """What dtypes can be read off: the local components, or one where all are alike."""
         if self._components is not None:
             return self._components
-        assert self._array is not None
+        if self._common is not None:
+            return (jax.ShapeDtypeStruct(self._common.shape, self._common.dtype),)
+        if self._array is None:
+            padded, shapes, topology = self._uneven()
+            return tuple(
+                jax.ShapeDtypeStruct(shapes[replica], padded.dtype)
+                for replica in topology.local_replicas
+            )
         shape = self._array.shape
         if not self._inside and self._topology is not None:
             shape = shape[1:] if self._scalars else _component_shape(shape, self._topology)
         return (jax.ShapeDtypeStruct(shape, self._array.dtype),)
+
+    def _uneven(self) -> tuple[jax.Array, tuple[Shape, ...], Topology]:
+        """What a value of a padded array is made of."""
+        assert self._padded is not None
+        assert self._shapes is not None
+        assert self._topology is not None
+        return self._padded, self._shapes, self._topology
 
     def _stacked(self, array: jax.Array) -> jax.Array:
         """The global array with a dimension for the replicas in front."""
@@ -190,8 +256,13 @@ class PerReplica(DistributedValues):
         spec = PartitionSpec(without_replicas(first), *rest)
         return array, _component_shape(array.shape, topology), spec
 
+    @without_mesh
     def _take_apart(self) -> tuple[jax.Array, ...]:
-        assert self._array is not None
+        if self._common is not None:
+            assert self._topology is not None
+            return Mirrored.from_array(self._common, self._topology).values
+        if self._array is None:
+            return self._cut()
         if self._inside:
             return tuple(all_gather(self._array, REPLICA_AXIS))
         if isinstance(self._array, Tracer):
@@ -199,11 +270,33 @@ class PerReplica(DistributedValues):
         parts = super()._take_apart()
         return tuple(part.reshape(()) for part in parts) if self._scalars else parts
 
+    def _cut(self) -> tuple[jax.Array, ...]:
+        """Components out of the padded array."""
+        padded, shapes, topology = self._uneven()
+        if not isinstance(padded, Tracer):
+            return cut_placed(PerReplica.from_array(padded, topology).values, shapes, topology)
+        if topology.spans_processes:
+            raise InvalidArgument(
+                "A compiled function of several workers takes apart a PerReplica value whose "
+                f"shapes differ ({describe_shapes(shapes)}). Use it in `strategy.run` only."
+            )
+        return cut_traced(padded, shapes)
+
     @property
-    def __jax_array__(self) -> Callable[[], jax.Array]:
+    def __jax_array__(  # pyright: ignore[reportIncompatibleMethodOverride]  callable all the same
+        self,
+    ) -> Callable[[], jax.Array]:
         # A property: JAX looks at it before it calls it.
         array = self._as_array()
         return lambda: array
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the array has, where it is one: `loss.item()`, `leaf.real`."""
+        if name in _KNOWN_OF_ARRAYS:  # a property has raised, and Python asks here
+            return self._attribute(name)
+        if name not in _OF_ARRAYS:
+            raise AttributeError(f"'PerReplica' object has no attribute {name!r}")
+        return self._attribute_of(self._as_array, name)
 
     def _as_array(self) -> jax.Array:
         if not self.is_one_array():
@@ -213,6 +306,8 @@ class PerReplica(DistributedValues):
 
     def is_one_array(self) -> bool:
         """Tell whether it is one array here: that of the replica that runs, or the only one."""
+        if self._common is not None:
+            return True
         if self._topology is not None and self._topology.num_replicas == 1:
             return True
         return self._is_captured() or (self._topology is None and len(self.values) == 1)
@@ -228,6 +323,9 @@ class PerReplica(DistributedValues):
         program = _context.current().program
         if self._inside or program is None or not program.inside:
             return super().component(index)
+        if self._common is not None:
+            assert self._topology is not None
+            return as_plain(self._common, self._topology)
         if self._components is not None and isinstance(self._components[0], Tracer):
             return super().component(index)  # made in the program, of the only replica
         return self._component_in_program()
@@ -255,7 +353,10 @@ class PerReplica(DistributedValues):
         return uncommitted(components)[replica]
 
     def _only(self) -> jax.Array:
-        """Return the component, if this process has one."""
+        """Return the component, if this process has one, or all have the same."""
+        if self._common is not None:
+            assert self._topology is not None
+            return as_plain(self._common, self._topology)
         if len(self.values) > 1:
             self._refuse()
         return jnp.asarray(self.primary)
@@ -265,8 +366,9 @@ class PerReplica(DistributedValues):
             "A PerReplica value has one component per replica and cannot be used as one array; "
             f"got {self._describe_components()}. Combine it first with `strategy.reduce` or "
             "`strategy.gather`, take it apart with `strategy.experimental_local_results`, or use "
-            "it inside `strategy.run`. To carry it through `lax.scan`, `fori_loop`, `while_loop` "
-            "or `cond`, put the loop inside `run`."
+            "it inside `strategy.run`; if all replicas have the same, take one: `rx.first(nest)`. "
+            "To carry it through `lax.scan`, `fori_loop`, `while_loop` or `cond`, put the loop "
+            "inside `run`."
         )
 
     def _describe_components(self) -> str:
@@ -288,6 +390,16 @@ class PerReplica(DistributedValues):
     def __complex__(self) -> complex:
         return complex(self._only())
 
+
+_KNOWN_OF_ARRAYS = ("shape", "dtype", "ndim", "size")
+# What programs ask arrays for, besides functions of `jax.numpy`.
+_OF_ARRAYS = frozenset(
+    {
+        *("T", "all", "any", "argmax", "argmin", "astype", "at", "flatten", "imag", "item", "max"),
+        *("mean", "min", "nbytes", "prod", "ravel", "real", "reshape", "round", "squeeze", "std"),
+        *("sum", "tolist", "transpose", "var"),
+    }
+)
 
 accept_as_array(PerReplica, PerReplica._as_array, PerReplica.known)
 

@@ -39,6 +39,18 @@ def as_plain(array: jax.Array, topology: Topology) -> jax.Array:
     return first if alone else uncommitted(first)
 
 
+def is_split(value: Any, topology: Topology) -> bool:
+    """Tell whether an array is laid out by rows over the replicas, one equal part for each."""
+    return (
+        isinstance(value, jax.Array)
+        and not isinstance(value, Tracer)
+        and value.ndim > 0
+        and value.sharding.num_devices > 1
+        and not value.is_fully_replicated
+        and value.sharding.is_equivalent_to(topology.split, value.ndim)
+    )
+
+
 def is_at(array: jax.Array, home: Home) -> bool:
     """Whether an array is on all devices of a replica, and only there."""
     return array.devices() == ({home} if isinstance(home, jax.Device) else home.device_set)

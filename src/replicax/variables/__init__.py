@@ -11,10 +11,16 @@ from replicax.variables._aggregating import AggregatingVariable
 from replicax.variables._collecting import variables
 from replicax.variables._copy import VariableCopy
 from replicax.variables._creation import VariableRequest
-from replicax.variables._gradients import grad, is_function, value_and_grad
+from replicax.variables._gradients import (
+    grad,
+    is_function,
+    value_and_grad,
+    without_settings,
+)
 from replicax.variables._initial import layout_of
 from replicax.variables._mirror_check import check_mirrored, require_equal_copies
 from replicax.variables._mirrored import MirroredVariable
+from replicax.variables._nests import assign, make_variables, read
 from replicax.variables._placement import (
     MirroredPlacement,
     OneDevicePlacement,
@@ -47,13 +53,17 @@ __all__ = [
     "VariablePlacement",
     "VariableRequest",
     "all_or_nothing",
+    "assign",
     "check_mirrored",
     "grad",
     "is_function",
     "layout_of",
+    "make_variables",
+    "read",
     "require_equal_copies",
     "reusing_states",
     "value_and_grad",
     "variables",
+    "without_settings",
     "write",
 ]

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from replicax import _context
 from replicax._context import Frame
 from replicax._enums import VariableAggregation, VariableSynchronization
-from replicax._jax_compat import is_tracing
+from replicax._jax_compat import is_tracing, without_mesh
 from replicax.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class VariableRequest:
         return array
 
 
+@without_mesh
 def create_variable(request: VariableRequest) -> Variable:
     """Ask the current strategy for a variable; in replica context, one for all replicas."""
     from replicax.variables._plain import PlainVariable  # a kind of Variable: it imports this file

@@ -30,7 +30,8 @@ def value_and_grad(
 
     Args:
       fn: Returns a scalar, or `(scalar, anything)` with `has_aux`. It reads the variables.
-      variables: A variable or a nest of them; the gradients have the same structure. Or a function
+      variables: A variable or a nest of them; the gradients have the same structure, with None for
+        settings of objects, such as the activation functions of an Equinox module. Or a function
         that returns it, which is asked when `fn` has been called: `fn` may create variables.
       has_aux: Whether `fn` returns something besides the value.
 
@@ -78,7 +79,7 @@ class _Differentiated:
     """The variables that gradients are taken with respect to, and the nest they were given in."""
 
     def __init__(self, nest: Nest, *, may_be_empty: bool = False) -> None:
-        given, self.structure = _nest.flatten(nest)
+        given, self.structure = _nest.flatten(without_settings(nest), everything=True)
         self.leaves: list[Variable] = [_bridges.variable_of(leaf) for leaf in given]
         if not self.leaves and not may_be_empty:
             raise InvalidArgument(
@@ -102,6 +103,26 @@ class _Differentiated:
         """Return the gradients of the distinct variables in the nest that these were given in."""
         by_variable = dict(zip(self.distinct, gradients, strict=True))
         return jax.tree.unflatten(self.structure, [by_variable[leaf] for leaf in self.leaves])
+
+
+def without_settings(nest: Nest) -> Nest:
+    """Return a nest of variables with None for the settings of objects in it.
+
+    A setting is an attribute of an object, such as an Equinox module, that is neither an array nor
+    a variable. Anything else in the place of a variable is a mistake, and stays.
+    """
+    if all(isinstance(leaf, Variable) for leaf in _nest.leaves(nest)):
+        return nest
+    found, structure = _nest.flatten_with_keys(nest)
+    return jax.tree.unflatten(
+        structure, [None if _is_setting(path, leaf) else leaf for path, leaf in found]
+    )
+
+
+def _is_setting(path: Sequence[Any], leaf: Any) -> bool:
+    if hasattr(leaf, "dtype") or isinstance(_bridges.variable_of(leaf), Variable):
+        return False
+    return any(isinstance(key, jax.tree_util.GetAttrKey) for key in path)
 
 
 class _MoreVariables(BaseException):

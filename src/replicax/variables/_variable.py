@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from replicax import _context
 from replicax._context import Frame, Kind
 from replicax._enums import VariableAggregation, VariableSynchronization
-from replicax._jax_compat import accept_as_array
+from replicax._jax_compat import accept_as_array, without_mesh
 from replicax._nest import Whole
 from replicax._operators import ArrayOperators
 from replicax.errors import (
@@ -208,6 +208,7 @@ class Variable(Whole, SparseAccess, ArrayOperators):
         """Subtract from the value; the arguments after it change nothing here."""
         return self._assign(_subtract, delta)
 
+    @without_mesh
     def _assign(self, combine: Combine, value: Any) -> Variable:
         frame = _context.current()
         self._require_no_other_scope(frame)

@@ -313,6 +313,17 @@ def test_what_makes_up_attributes_leads_nowhere():
     assert float(rx.function(lambda x: x * ANYTHING())(2.0)) == 2
 
 
+state = nnx.state(Line())  # as a training loop may call what goes in and out of its steps
+
+
+def test_an_attribute_is_no_global_of_its_name():
+    def read(module, x):
+        return nnx.state(module), module.state(x)
+
+    assert Reach([read]).is_empty
+    assert not Reach([lambda: (lambda: state)()]).is_empty
+
+
 def test_functions_without_modules_keep_nothing_alive():
     class Holder:
         factor = 3.0

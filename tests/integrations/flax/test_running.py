@@ -11,6 +11,7 @@ import optax
 import pytest
 from flax_models import (
     ROWS,
+    Model,
     X,
     Y,
     made,
@@ -23,7 +24,7 @@ from flax_models import (
     shared,
     step,
 )
-from support import equal
+from support import equal, per_replica
 
 import replicax as rx
 
@@ -98,6 +99,30 @@ def test_a_last_partial_batch_counts_for_what_it_has(strategy):
         plain_step(*expected, X[:count], Y[:count])
     same(ours, expected)
     assert int(ours[2].loss.count[...]) == ROWS + rest
+
+
+def test_uneven_shares_are_one_program(two):
+    """Dropout and statistics of a replica's own, a variant for each number of rows."""
+    results, calls = [], []
+
+    def predict(model, x):
+        calls.append(1)
+        return model(x)
+
+    for wrap in (lambda fn: fn, rx.function):
+        with two.scope():
+            model = Model(norm=True, rate=0.5)
+        calls.clear()
+        compiled = wrap(predict)
+        for _ in range(2):
+            rows = two.run(compiled, args=(model, per_replica(two, [X[:3], X[3:5]])))
+        results.append((two.gather(rows, axis=0), numbers(model)))
+    assert compiled.tracing_count == 1
+    assert len(calls) == 4, "two passes of two variants"
+    (eager_rows, eager), (rows, ours) = results
+    equal(rows, eager_rows)
+    for name, value in ours.items():
+        np.testing.assert_allclose(value, eager[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @over("mirrored 2")

@@ -12,18 +12,19 @@ from flax import errors, nnx
 
 from replicax import _bridges, _context, _nest
 from replicax._context import Kind
-from replicax.errors import ContextError, InvalidArgument, InvalidType
+from replicax.errors import InvalidArgument, InvalidType
 from replicax.integrations.flax._discovery import Reach, may_lead_somewhere
 from replicax.integrations.flax._fingerprint import Fingerprint, fingerprint
+from replicax.integrations.flax._optimizer import install
 from replicax.integrations.flax._swap import AcrossReplicas, Contents, InReplica, active
 from replicax.integrations.flax._variables import standing_for
-from replicax.topology import REPLICA_AXIS
 from replicax.variables import Variable
 
 
 def bridge() -> _bridges.Bridge:
     """The bridge, once the rest of the library knows what an object of NNX is."""
     _nest.hand_whole(nnx.Pytree)
+    install()
     return _Flax()
 
 
@@ -163,22 +164,13 @@ _NOT_FOUND = (
 
 @contextmanager
 def _explaining() -> Iterator[None]:
-    """Has errors of Flax and JAX say what they mean here."""
+    """Note on an error of Flax what it means here."""
     try:
         yield
     except errors.TraceContextError as error:
         if _NOT_FOUND not in getattr(error, "__notes__", ()):
             error.add_note(_NOT_FOUND)
         raise
-    except NameError as error:
-        in_program = _context.current().program is not None
-        if in_program or f"unbound axis name: {REPLICA_AXIS}" not in str(error):
-            raise
-        raise ContextError(
-            f"A function that replicas run eagerly uses the axis {REPLICA_AXIS!r}, such as "
-            f"`nnx.BatchNorm(axis_name={REPLICA_AXIS!r})`, which is there in compiled functions "
-            "only. Give `run` an `rx.function`, and replicas equal shares of each batch."
-        ) from error
 
 
 @final

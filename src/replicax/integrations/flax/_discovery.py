@@ -6,6 +6,7 @@ arguments, what it closes over, the globals that its code names, and what these 
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import types
@@ -48,6 +49,7 @@ _NOTHING_INSIDE = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type(...), np.ndarray, type, np.dtype}
 )
 _DATA = (jax.Array, jax.ShapeDtypeStruct, np.generic, DistributedValues, DistributedIterator, Whole)
+_LOADING_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _LONGEST = 256  # of a list that may hold modules; a dataset is longer
 _DEEPEST = 6  # objects in objects
 
@@ -159,7 +161,7 @@ class Reach:
         if library in _LIBRARIES:
             return
         known = function.__globals__
-        named = [name for name in names if name in known]
+        named = [name for name in _globals_in(function.__code__) if name in known]
         self.places.append(lambda: [known.get(name) for name in named])
         for name in named:
             self._visit(known[name], name, function, names, depth)
@@ -214,6 +216,21 @@ def _wrapped_by(value: Any) -> Any:
 def _library(value: Any) -> str:
     """In which package a function or a class was defined."""
     return (getattr(value, "__module__", None) or "").partition(".")[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _globals_in(code: types.CodeType) -> tuple[str, ...]:
+    """Return the globals that some code reads, also in functions inside of it.
+
+    `co_names` has attributes too: a step that calls `nnx.state` would reach a global `state`, such
+    as that of the training loop, which is another one after every step.
+    """
+    loaded = (each for each in dis.get_instructions(code) if each.opname in _LOADING_GLOBALS)
+    names = dict.fromkeys(each.argval for each in loaded)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names.update(dict.fromkeys(_globals_in(constant)))
+    return tuple(names)
 
 
 @functools.lru_cache(maxsize=1024)

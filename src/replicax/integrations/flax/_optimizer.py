@@ -1,17 +1,21 @@
-"""The gradients of all replicas, for `nnx.Optimizer`."""
+"""The gradients of all replicas, for `nnx.Optimizer`.
+
+What is told of us is the class, not each optimizer: a step may rebuild its optimizer
+(`nnx.merge`, `nnx.jit`), make one, or use a class of its own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, final
 
-import jax
 import optax
+from flax import nnx
 
 from replicax import _context
 from replicax._context import Kind
-from replicax._enums import ReduceOp
-from replicax.errors import InvalidArgument
+from replicax.errors import InvalidArgument, MeetingInTrace
+from replicax.execution import Site, warn_once
 from replicax.strategies import get_replica_context
 
 _OF_THE_LOSS = ("value", "grad")  # extra arguments that are sums over the batch, as gradients are
@@ -22,7 +26,7 @@ _OF_THE_LOSS = ("value", "grad")  # extra arguments that are sums over the batch
 class Summing:
     """A transformation that gets the sum of the replicas' gradients.
 
-    What an `nnx.Optimizer` has in the place of its own while replicas run.
+    A replica that asks an `nnx.Optimizer` for its `tx` gets this one.
     """
 
     tx: optax.GradientTransformation
@@ -31,23 +35,69 @@ class Summing:
         return self.tx.init(params)
 
     def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        if _context.current().kind is Kind.REPLICA:
-            if "value_fn" in extra:
-                raise InvalidArgument(
-                    "`update` of an nnx.Optimizer got `value_fn` in a function given to `run`: a "
-                    "line search, for which every replica would see its own part of the batch. "
-                    "Use an optimizer without one, or search outside of `run`."
-                )
-            shared = {name: extra[name] for name in _OF_THE_LOSS if name in extra}
+        if not _several_replicas():  # kept by the user, who asks it elsewhere
+            return self.tx.update(updates, state, params, **extra)
+        if "value_fn" in extra:
+            raise InvalidArgument(
+                "`update` of an nnx.Optimizer got `value_fn` in a function given to `run`: a "
+                "line search, for which every replica would see its own part of the batch. "
+                "Use an optimizer without one, or search outside of `run`."
+            )
+        shared = {name: extra[name] for name in _OF_THE_LOSS if name in extra}
+        try:
             updates, shared = _summed((updates, shared))
-            extra = {**extra, **shared}
-        return self.tx.update(updates, state, params, **extra)
+        except MeetingInTrace as error:
+            raise MeetingInTrace(
+                "`update` of an nnx.Optimizer was called inside a JAX transformation (such as "
+                "`nnx.jit`, `jax.jit` or `nnx.scan`) in a function that replicas run eagerly. It "
+                "sums gradients over the replicas (`all_reduce`), which cannot meet inside a "
+                "program of one of them. Use `rx.function(step)` instead of `nnx.jit(step)`."
+            ) from error
+        return self.tx.update(updates, state, params, **{**extra, **shared})
+
+
+def install() -> None:
+    """Have every `nnx.Optimizer` give replicas a `tx` that sums.
+
+    Reading `tx` is what every `update` does, also that of a subclass. What the optimizer holds is
+    as it was, so that `nnx.split` and programs see the user's transformation.
+    """
+    nnx.Optimizer.tx = property(_get_tx, _set_tx, _delete_tx)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _get_tx(self: nnx.Optimizer) -> Any:
+    if "tx" not in vars(self):
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute 'tx'")
+    tx = vars(self)["tx"]
+    return Summing(tx) if _several_replicas() else tx
+
+
+def _set_tx(self: nnx.Optimizer, tx: Any) -> None:
+    vars(self)["tx"] = tx.tx if isinstance(tx, Summing) else tx
+
+
+def _delete_tx(self: nnx.Optimizer) -> None:
+    del vars(self)["tx"]
+
+
+def _several_replicas() -> bool:
+    frame = _context.current()
+    if frame.kind is not Kind.REPLICA or frame.strategy is None or frame.replica is None:
+        return False
+    return frame.replica.num_replicas_in_sync > 1
 
 
 def _summed(nest: Any) -> Any:
-    leaves, structure = jax.tree.flatten(nest)
+    """Return what the gradients of all replicas become, by the reduction of the strategy."""
     replica = get_replica_context()
     assert replica is not None
-    if leaves:
-        leaves = replica.all_reduce(ReduceOp.SUM, leaves)
-    return jax.tree.unflatten(structure, leaves)
+    return replica.reduce_gradients(nest, report=_warn)
+
+
+def _warn(site: Site) -> None:
+    warn_once(
+        None,
+        "`update` of an nnx.Optimizer",
+        'To have them applied as they are, set `strategy.gradient_reduction = "NONE"`.',
+        site,
+    )

@@ -16,7 +16,6 @@ from flax import nnx
 from jax.extend.core import get_opaque_trace_state
 
 from replicax.errors import ContextError
-from replicax.integrations.flax._optimizer import Summing
 from replicax.integrations.flax._private import (
     State,
     current_trace,
@@ -149,9 +148,6 @@ class InReplica(_Exchange):
                     frame.transaction.remember(variable, variable.state)
         self._begin()
         self._put([self._read(i) for i in range(len(self.adopted))])
-        for node in self.nodes:
-            if isinstance(node, nnx.Optimizer):
-                node.__setstate__({"tx": Summing(node.tx)})
 
     def finish(self) -> None:
         """Once the function has returned: the replicas settle what they have done."""

@@ -16,9 +16,9 @@ from typing import Any
 import keras
 
 from replicax import _context
-from replicax._enums import ReduceOp
 from replicax.collectives import CommunicationOptions
 from replicax.errors import InvalidArgument
+from replicax.execution import Site, warn_once
 from replicax.input import DistributedDataset
 from replicax.integrations.keras import _training
 from replicax.integrations.keras._input import Elements, agree, prepared
@@ -233,13 +233,28 @@ def _once(
     if replica is None or _context.current().strategy is None:
         return apply(grads)
 
-    def merged(strategy: Strategy, *gradients: Any) -> None:
-        sums = iter(strategy.collectives.reduce(ReduceOp.SUM, gradients, CommunicationOptions()))
+    def merged(strategy: Strategy, gradients: list[Any], _: list[Any]) -> None:
+        reduced = iter(gradients)
         if not optimizer.built and variables is not None:
             with outside_of_functions():  # some make variables that Keras refuses inside
                 optimizer.build(variables)
-        apply([gradient if gradient is None else next(sums).primary for gradient in grads])
+        apply([gradient if gradient is None else next(reduced).primary for gradient in grads])
 
-    present = [gradient for gradient in grads if gradient is not None]
-    replica.merge(f"apply of {optimizer.name!r}", merged, present, subjects=(optimizer,))
+    replica.merge_gradients(
+        f"apply of {optimizer.name!r}",
+        merged,
+        [gradient for gradient in grads if gradient is not None],
+        options=CommunicationOptions(),
+        subjects=(optimizer,),
+        report=functools.partial(_warn, optimizer),
+    )
     return optimizer.iterations
+
+
+def _warn(optimizer: Any, site: Site) -> None:
+    warn_once(
+        optimizer,
+        f"`apply` of {optimizer.name!r}",
+        'To have them applied as they are, set `strategy.gradient_reduction = "NONE"`.',
+        site,
+    )

@@ -1,0 +1,146 @@
+"""One kind of program of JAX users, by replicax and by its mesh form: what a step costs.
+
+Both in one process, on one mesh of two devices, from the same state. Run as
+`jax_program.py '{"kind": "dict_and_adam", "rounds": 5, "steps": 10, "compiles": 3}'`, it prints one
+line of JSON; `benchmarks/jax_programs.py` asks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import equinox
+import flax
+import jax
+import numpy as np
+import optax
+from _jax_kinds import KINDS, RATE, Kind, batch, functional, loss_of, mlp_params
+from _protocol import with_python
+from _replicax import VERSIONS, mirrored_strategy
+
+import replicax as rx
+
+REPLICAS = 2
+VARIABLES = "variables_and_optimizer"  # the one kind whose two sides are written differently
+WARMUP_STEPS = 3
+TOLERANCE = 1e-3  # relative, of the losses; parameters of 16 bits are rounded per replica
+
+Call = Callable[[], Any]  # a step, which returns the loss
+
+
+def mesh_form(strategy: rx.Strategy, name: str) -> Call:
+    """`jax.jit` of the step on the whole batch, which is laid out over the devices by rows."""
+    topology = strategy.topology
+    if name == VARIABLES:
+        state, step = functional(lambda nest: nest, optax.adam(RATE), mlp_params())
+        jitted = jax.jit(step, donate_argnums=0)  # as variables are
+    else:
+        state, step = KINDS[name](lambda nest: nest, None)
+        jitted = jax.jit(step)
+    held = [jax.device_put(state, topology.replicated)]
+    rows = jax.device_put(batch(), topology.split)
+
+    def call() -> Any:
+        held[0], loss = jitted(held[0], rows)
+        return loss
+
+    return call
+
+
+def replicax_form(strategy: rx.Strategy, name: str) -> Call:
+    """`strategy.run` of the step on each replica's rows."""
+    rows = strategy.split(batch())
+    if name == VARIABLES:
+        return _with_variables(strategy, rows)
+    return _functional(strategy, KINDS[name], rows)
+
+
+def _functional(strategy: rx.Strategy, kind: Kind, rows: Any) -> Call:
+    def mean(nest: Any) -> Any:
+        context = rx.get_replica_context()
+        assert context is not None
+        return context.all_reduce("MEAN", nest)
+
+    state, step = kind(mean, "replica")
+
+    @rx.function
+    def train_step(state: Any, rows: Any) -> Any:
+        state, loss = strategy.run(step, args=(state, rows))
+        return state, strategy.reduce("MEAN", loss, axis=None)
+
+    held = [jax.device_put(state, strategy.topology.replicated)]
+
+    def call() -> Any:
+        held[0], loss = train_step(held[0], rows)
+        return loss
+
+    return call
+
+
+def _with_variables(strategy: rx.Strategy, rows: Any) -> Call:
+    with strategy.scope():
+        params = rx.make_variables(mlp_params())
+        optimizer = rx.Optimizer(optax.adam(RATE), reduction="MEAN")
+
+    def step(rows: Any) -> Any:
+        loss, gradients = rx.value_and_grad(lambda: loss_of(params, rows), params)()
+        optimizer.apply_gradients(gradients, params)
+        return loss
+
+    @rx.function
+    def train_step(rows: Any) -> Any:
+        return strategy.reduce("MEAN", strategy.run(step, args=(rows,)), axis=None)
+
+    return lambda: train_step(rows)
+
+
+def measure(*, kind: str, rounds: int, steps: int, compiles: int) -> dict[str, object]:
+    """Seconds: of each first step, and of the median later step of each round."""
+    strategy = mirrored_strategy(REPLICAS)
+    forms = {"replicax": replicax_form, "mesh": mesh_form}
+    for form in forms.values():  # what the very first compilation pays for belongs to neither
+        _seconds(form(strategy, "dict_and_sgd"))
+    first: list[list[float]] = []
+    calls: list[Call] = []
+    for _ in range(compiles):
+        calls = [form(strategy, kind) for form in forms.values()]
+        first.append([_seconds(call) for call in calls])
+    take_turns(calls, WARMUP_STEPS)
+    later = [
+        [median(seconds) for seconds in zip(*take_turns(calls, steps), strict=True)]
+        for _ in range(rounds)
+    ]
+    losses = [float(call()) for call in calls]
+    if not np.isclose(*losses, rtol=TOLERANCE):
+        raise AssertionError(
+            f"The losses of {kind} are {losses} after as many steps: these are two trainings, "
+            "whose times cannot be compared."
+        )
+    return {
+        "first": dict(zip(forms, zip(*first, strict=True), strict=True)),
+        "later": dict(zip(forms, zip(*later, strict=True), strict=True)),
+        "losses": losses,
+        "versions": with_python(
+            VERSIONS | {each.__name__: each.__version__ for each in (optax, flax, equinox)}
+        ),
+    }
+
+
+def take_turns(calls: Sequence[Call], steps: int) -> list[list[float]]:
+    """Return a row per turn: the seconds of one step of each."""
+    return [[_seconds(call) for call in calls] for _ in range(steps)]
+
+
+def _seconds(call: Call) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(**json.loads(sys.argv[1]))))

@@ -1,0 +1,48 @@
+"""Optax with its state beside the parameters, on two replicas."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax as rx
+
+strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+
+random = np.random.default_rng(0)
+x = random.normal(size=(64, 3)).astype(np.float32)
+y = np.sin(x.sum(axis=1, keepdims=True))
+
+tx = optax.chain(
+    optax.clip_by_global_norm(1.0),
+    optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 0.05, 5, 50)),
+)
+
+
+def loss_fn(params, x, y):
+    return jnp.mean((jnp.tanh(x @ params["w1"]) @ params["w2"] - y) ** 2)
+
+
+@rx.function
+def step(params, opt_state, x, y):
+    loss, grads = jax.value_and_grad(loss_fn)(params, x, y)
+    loss, grads = rx.get_replica_context().all_reduce("MEAN", (loss, grads))
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+
+def train(steps=20):
+    keys = jax.random.split(jax.random.key(0))
+    params = {
+        "w1": jax.random.normal(keys[0], (3, 8)),
+        "w2": jax.random.normal(keys[1], (8, 1)),
+    }
+    opt_state = tx.init(params)
+    batch = strategy.split((x, y))
+    for _ in range(steps):
+        params, opt_state, loss = strategy.run(step, args=(params, opt_state, *batch))
+    return rx.first((params, loss))
+
+
+if __name__ == "__main__":
+    print("loss", train()[1])

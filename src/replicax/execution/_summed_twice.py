@@ -1,0 +1,130 @@
+"""Gradients that were reduced over the replicas, and are about to be summed: whom to tell, where.
+
+Eager replicas have numbers, which are compared. In a program gradients are marked where they are
+summed, and its jaxpr shows whether what is marked had differed between the replicas.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, final
+
+import jax
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from replicax._jax_compat import jaxprs_within, mapped_axes
+from replicax.errors import SummedTwice
+from replicax.execution._varying import Level, levels
+from replicax.topology import REPLICA_AXIS
+from replicax.values import PerReplica
+
+_PREFIX = "replicax.gradients."
+_LIBRARIES = ("replicax", "jax", "optax", "keras", "flax", "functools", "contextlib", "threading")
+
+
+class Site(NamedTuple):
+    """A line of the user's program."""
+
+    filename: str
+    line: int
+
+
+Report = Callable[[Site], None]
+
+
+def users_line() -> Site:
+    """Return the innermost line that is in none of the libraries."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
+            break
+        frame = frame.f_back
+    return Site(frame.f_code.co_filename, frame.f_lineno)
+
+
+_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+_lines: set[Site] = set()
+
+
+def warn_once(optimizer: Any, what: str, advice: str, site: Site) -> None:
+    """Warn of a sum of sums: once for an optimizer, or for a line if there is none to know again.
+
+    Args:
+      optimizer: Whose gradients they are; None if that is a new object in every step.
+      what: Which call sums them.
+      advice: What to do instead.
+      site: Where it is called.
+    """
+    told, one = (_lines, site) if optimizer is None else (_optimizers, optimizer)
+    if one in told:
+        return
+    told.add(one)
+    warnings.warn_explicit(
+        f"{what} at {site.filename}:{site.line} got gradients that have been reduced over the "
+        "replicas already (by `all_reduce`, `lax.psum` or `lax.pmean`), and sums them once more. "
+        f"{advice}",
+        SummedTwice,
+        *site,
+    )
+
+
+def are_equal(gradients: Sequence[PerReplica]) -> bool:
+    """Tell whether the replicas of this process have the same gradients, and not only zeros."""
+    some = False
+    for gradient in sorted(gradients, key=lambda each: np.size(each.values[0])):
+        first, *others = (np.asarray(component) for component in gradient.values)
+        if not others or not all(np.array_equal(first, other) for other in others):
+            return False
+        some = some or bool(np.any(first))
+    return some
+
+
+@final
+class Watched:
+    """The gradients that a program sums, each group with whom to tell."""
+
+    def __init__(self) -> None:
+        self._groups: list[tuple[Site, Report]] = []
+
+    def mark(self, gradients: Sequence[Any], report: Report) -> list[Any]:
+        """Return the gradients so that they are found in the jaxpr; XLA sees nothing of it."""
+        name = f"{_PREFIX}{len(self._groups)}"
+        self._groups.append((users_line(), report))
+        return [checkpoint_name(gradient, name) for gradient in gradients]
+
+    def examine(self, program: Jaxpr | ClosedJaxpr) -> None:
+        """Report the groups in which something was reduced, and nothing differs any more."""
+        if not self._groups:
+            return
+        found: dict[tuple[str, int], Level] = {}
+
+        def visit(equation: JaxprEqn, level: Level) -> None:
+            name = str(equation.params.get("name", ""))
+            if equation.primitive.name == "name" and name.startswith(_PREFIX):
+                key = name, id(equation)
+                found[key] = max(level, found.get(key, Level.SAME))
+
+        for equation in _runs_in(program):
+            split = [REPLICA_AXIS in jax.tree.leaves(tuple(s)) for s in equation.params["in_specs"]]
+            levels(equation.params["jaxpr"], split, REPLICA_AXIS, visit)
+        for number, (site, report) in enumerate(self._groups):
+            own = [level for (name, _), level in found.items() if name == f"{_PREFIX}{number}"]
+            if max(own, default=Level.SAME) is Level.REDUCED:
+                report(site)
+
+
+def _runs_in(program: Jaxpr | ClosedJaxpr) -> list[JaxprEqn]:
+    """Return the equations that are a `run`: those over the replicas, at any depth."""
+    runs = []
+    for equation in program.eqns:
+        if equation.primitive.name == "shard_map":
+            if REPLICA_AXIS in mapped_axes(equation.params):
+                runs.append(equation)
+        else:
+            runs += [run for jaxpr in jaxprs_within(equation.params) for run in _runs_in(jaxpr)]
+    return runs

@@ -1,0 +1,335 @@
+"""Replicas whose shapes differ, in one program.
+
+Replicas with the same shapes are of one *variant*; a batch of 10 rows over 4 replicas has two, of 3
+and of 2 rows. The code of a replica is traced once for each variant, on its exact shapes. The
+program then computes all variants on every device, side by side: where they communicate, the
+operand of the replica's own variant is sent, once, and the result is given to all of them. In the
+end the results of the replica's own variant are kept.
+
+There is no branch in it, so devices cannot wait for each other in different places. What a device
+computes for variants that are not its own is thrown away by a selection, so that not even a NaN
+gets from one to another.
+
+What variants have in common is computed once: equations with the same operands, such as the update
+of an optimizer by summed gradients. That is more than a saving. Selected from two computations,
+copies of a mirrored variable could differ in the last bit, as XLA may compile the two differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+
+from replicax._jax_compat import apply_equation, calls_python, jaxprs_within, without_constants
+from replicax.execution._pulling import NotOneProgram
+from replicax.execution._signature import is_paddable
+from replicax.topology import REPLICA_AXIS
+from replicax.values import Shape, largest_of
+
+# Each device computes all of them, which is worth it only for a few.
+_MOST_VARIANTS = 4
+# Equations that do nothing but compute another jaxpr, and the parameter that has it.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+# What they name is an axis, and they do not speak to anybody.
+_SILENT = ("axis_index", "pvary", "pcast")
+
+# How many operands reads and writes of a whole ref have.
+_WHOLE = {"get": 1, "swap": 2}
+
+Arrays = list[jax.Array]
+_Steps = Generator[tuple[Any, Arrays], Arrays, Arrays]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """The shapes of each variant's operands, and which variant each replica is of."""
+
+    shapes: tuple[tuple[Shape, ...], ...]
+    of_replica: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shapes: Sequence[Sequence[Shape]], replicas: int) -> Variants:
+        """Find the variants of operands of which each has these shapes on the replicas."""
+        columns = list(zip(*shapes, strict=True)) or [()] * replicas
+        distinct = tuple(dict.fromkeys(columns))
+        if len(distinct) > _MOST_VARIANTS:
+            raise NotOneProgram
+        return cls(distinct, tuple(distinct.index(column) for column in columns))
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def of_replicas(self, each: Sequence[Any]) -> list[Any]:
+        """Return what the replicas have, of what the variants have."""
+        return [each[variant] for variant in self.of_replica]
+
+
+def trace(function: Callable[[Arrays], Arrays], arguments: Arrays) -> ClosedJaxpr:
+    """Trace one variant; refuse what must not be done for a replica that is of another one."""
+    jaxpr = jax.make_jaxpr(function)(arguments)
+    if calls_python(jaxpr):
+        raise NotOneProgram
+    return jaxpr
+
+
+def merged_shapes(
+    jaxprs: Sequence[ClosedJaxpr], may_differ: int
+) -> tuple[list[list[Shape]], list[Any]]:
+    """Return the shapes of each result in the variants, and the results' dtypes.
+
+    The shapes of the first `may_differ` results may differ between variants.
+    """
+    results: list[list[Any]] = [
+        [variable.aval for variable in without_constants(jaxpr).outvars] for jaxpr in jaxprs
+    ]
+    if len(set(map(len, results))) > 1:
+        raise NotOneProgram
+    merged: list[list[Shape]] = []
+    for number, avals in enumerate(zip(*results, strict=True)):
+        shapes = [aval.shape for aval in avals]
+        dtypes = [aval.dtype for aval in avals]
+        alike = len(set(shapes)) == 1 and len(set(dtypes)) == 1
+        if not alike and not (number < may_differ and is_paddable(shapes, dtypes)):
+            raise NotOneProgram
+        merged.append(shapes)
+    return merged, [aval.dtype for aval in results[0]]
+
+
+def compute(variants: Variants, jaxprs: Sequence[ClosedJaxpr], arguments: Arrays) -> Arrays:
+    """Compute the results of this replica's variant, of which each has a jaxpr.
+
+    Results whose shapes differ are as large as the largest, filled up with zeros.
+    """
+    own = jnp.asarray(np.asarray(variants.of_replica, np.int32))[jax.lax.axis_index(REPLICA_AXIS)]
+
+    def chosen(cases: Sequence[jax.Array]) -> jax.Array:
+        first = cases[0]
+        return first if all(c is first for c in cases) else jax.lax.select_n(own, *cases)
+
+    shared = _Shared()
+    running = [_evaluate(jaxpr, arguments, shared) for jaxpr in jaxprs]
+    results: Arrays | None = None
+    while True:
+        meetings, ended = _advance(running, results)
+        if ended:
+            break
+        results = _communicate(meetings, chosen)
+    return [chosen(_alike(cases)) for cases in zip(*ended, strict=True)]
+
+
+def _advance(
+    running: Sequence[_Steps], results: Arrays | None
+) -> tuple[list[tuple[Any, Arrays]], list[Arrays]]:
+    """Have each variant compute up to where it communicates next; or, all of them, to the end."""
+    meetings: list[tuple[Any, Arrays]] = []
+    ended: list[Arrays] = []
+    for steps in running:
+        try:
+            meetings.append(next(steps) if results is None else steps.send(results))
+        except StopIteration as end:
+            ended.append(end.value)
+    if meetings and ended:
+        raise NotOneProgram
+    return meetings, ended
+
+
+def _communicate(
+    meetings: Sequence[tuple[Any, Arrays]], chosen: Callable[[Sequence[jax.Array]], jax.Array]
+) -> Arrays:
+    first, operands = meetings[0]
+    for equation, others in meetings[1:]:
+        if (
+            equation.primitive is not first.primitive
+            or not _equal(equation.params, first.params)
+            or [(jnp.shape(x), x.dtype) for x in map(jnp.asarray, others)]
+            != [(jnp.shape(x), x.dtype) for x in map(jnp.asarray, operands)]
+        ):
+            raise NotOneProgram
+    columns = zip(*(operands for _, operands in meetings), strict=True)
+    return apply_equation(first, [chosen(list(map(jnp.asarray, column))) for column in columns])
+
+
+def _equal(mine: dict[str, Any], yours: dict[str, Any]) -> bool:
+    return mine.keys() == yours.keys() and all(
+        value is yours[name] or bool(value == yours[name]) for name, value in mine.items()
+    )
+
+
+def _alike(cases: Sequence[jax.Array]) -> list[jax.Array]:
+    cases = [jnp.asarray(case) for case in cases]
+    shapes = [case.shape for case in cases]
+    if len(set(shapes)) == 1:
+        return cases
+    largest = largest_of(shapes)
+    return [
+        jnp.pad(case, [(0, size - own) for size, own in zip(largest, case.shape, strict=True)])
+        for case in cases
+    ]
+
+
+@final
+class _Cell:
+    """A `jax.Ref` of a variant: its value, for as long as that is read and written as a whole."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._ref: Any = None
+
+    @property
+    def whole(self) -> bool:
+        return self._ref is None
+
+    def ref(self) -> Any:
+        """The real one, from now on: for what reads or writes parts, or has a body."""
+        if self._ref is None:
+            self._ref = jax.new_ref(jnp.asarray(self.value))
+        return self._ref
+
+
+@final
+class _Shared:
+    """The results of equations that were computed, for variants that have the same ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[list[Any], list[Any]]] = {}
+
+    def apply(self, equation: Any, operands: list[Any]) -> list[Any]:
+        key = self._key(equation, operands)
+        if key is None:
+            return apply_equation(equation, operands)
+        if key not in self._known:
+            # With the operands, so that their ids stay theirs.
+            self._known[key] = apply_equation(equation, operands), operands
+        return self._known[key][0]
+
+    def _key(self, equation: Any, operands: list[Any]) -> Any:
+        if equation.effects and equation.primitive.name != "axis_index":
+            return None
+        parts = [
+            (str(variable.aval), np.asarray(operand).tobytes())
+            if isinstance(variable, Literal) or _is_known_scalar(operand)
+            else id(operand)
+            for variable, operand in zip(equation.invars, operands, strict=True)
+        ]
+        key = (equation.primitive, *parts, *sorted(equation.params.items(), key=lambda x: x[0]))
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+
+def _is_known_scalar(operand: Any) -> bool:
+    """Whether it is a constant, of which each trace has an object of its own."""
+    if isinstance(operand, Tracer):
+        return False
+    if isinstance(operand, (bool, int, float, complex)):
+        return True
+    # Constants of JAX 0.12 are arrays of a class of their own. The dtype of random keys is no such.
+    numeric = isinstance(getattr(operand, "dtype", None), np.dtype)
+    return numeric and np.ndim(operand) == 0
+
+
+def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Any], shared: _Shared) -> _Steps:
+    """Compute a jaxpr; yield each equation that communicates with its operands, for its results."""
+    jaxpr = without_constants(closed)
+    inputs = (*jaxpr.constvars, *jaxpr.invars)
+    values: dict[Var, Any] = dict(zip(inputs, (*closed.consts, *arguments), strict=True))
+
+    def read(variable: Any) -> Any:
+        return variable.val if isinstance(variable, Literal) else values[variable]
+
+    for equation in jaxpr.eqns:
+        operands = [read(variable) for variable in equation.invars]
+        results = _in_cells(equation, operands)
+        if results is not None:
+            pass
+        elif _communicates(equation):
+            results = yield equation, operands
+        elif not _is_opened(equation):
+            results = shared.apply(equation, [_unpacked(operand) for operand in operands])
+        else:
+            called = equation.params.get(_CALLS.get(equation.primitive.name, ""))
+            if called is None:
+                raise NotOneProgram  # in a loop or a branch
+            results = yield from _evaluate(_closed(called), operands, shared)
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(variable) for variable in jaxpr.outvars]
+
+
+def _is_opened(equation: Any) -> bool:
+    """Whether the equations inside of one are computed one by one.
+
+    Also those of every `jax.jit`: its body may be a new object in each variant, such as the update
+    of an optimizer, and would not be known as the same.
+    """
+    return equation.primitive.name in ("jit", "pjit") or any(
+        _communicates_within(inner) for inner in jaxprs_within(equation.params)
+    )
+
+
+def _in_cells(equation: Any, operands: list[Any]) -> list[Any] | None:
+    """What an equation does with refs, if that needs none; else None."""
+    name = equation.primitive.name
+    if name == "new_ref":
+        return [_Cell(_array(equation.invars[0], operands[0]))]
+    cell = operands[0] if operands else None
+    if not isinstance(cell, _Cell) or not cell.whole or len(operands) != _WHOLE.get(name):
+        return None
+    aval = equation.outvars[0].aval
+    if (aval.shape, aval.dtype) != (cell.value.shape, cell.value.dtype):
+        return None
+    before = cell.value
+    if name == "swap":
+        cell.value = _array(equation.invars[1], operands[1])
+    return [before]
+
+
+def _array(variable: Any, value: Any) -> Any:
+    dtype = variable.aval.dtype
+    return jnp.asarray(value, dtype) if isinstance(variable, Literal) else value
+
+
+def _unpacked(operand: Any) -> Any:
+    return operand.ref() if isinstance(operand, _Cell) else operand
+
+
+def _closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def _communicates(equation: Any) -> bool:
+    if equation.primitive.name in _SILENT:
+        return False
+    for parameter in ("axes", "axis_name"):
+        names = equation.params.get(parameter, ())
+        names = names if isinstance(names, (tuple, list, frozenset, set)) else (names,)
+        if any(isinstance(name, str) and name == REPLICA_AXIS for name in names):
+            return True
+    return False
+
+
+def _communicates_within(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
+    return any(
+        _communicates(equation) or any(map(_communicates_within, jaxprs_within(equation.params)))
+        for equation in jaxpr.eqns
+    )

@@ -1,0 +1,222 @@
+"""Which values of a replica's code differ between the replicas, read off its jaxpr.
+
+A value varies if it depends on an input that varies, on the replica's number, or on the host. What
+all replicas get from a reduction over the axis does not vary. The answer errs on one side: what is
+said not to vary is equal on all replicas, and what is said to vary may be equal by chance.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+from replicax._jax_compat import jaxprs_within, scan_sizes
+
+# Collectives after which every replica has the same.
+_REDUCTIONS = frozenset(
+    {"psum", "pmax", "pmin", "psum_invariant", "all_gather", "all_gather_invariant"}
+)
+# Primitives that run a jaxpr once, on all of their operands.
+_CALLS = frozenset(
+    {
+        "checkpoint",
+        "closed_call",
+        "composite",
+        "core_call",
+        "custom_jvp_call",
+        "custom_jvp_call_jaxpr",
+        "custom_vjp_call",
+        "custom_vjp_call_jaxpr",
+        "eval_jaxpr",
+        "jit",
+        "pjit",
+        "remat",
+        "remat2",
+        "shard_map",
+    }
+)
+# What comes from the host or from a device's own state may be different on every replica.
+_FROM_OUTSIDE = ("callback", "infeed", "rng_uniform")
+
+
+class Level(enum.IntEnum):
+    """How a value relates to those of the other replicas; the greater one prevails."""
+
+    SAME = 0
+    REDUCED = 1  # equal on all replicas, because a value that varied was reduced
+    VARYING = 2
+
+
+def varying_outputs(
+    jaxpr: Jaxpr | ClosedJaxpr, varying_inputs: Sequence[bool], axis: str
+) -> list[bool]:
+    """Tell for each output of a replica's jaxpr whether it may differ between the replicas.
+
+    Args:
+      jaxpr: The code of one replica, such as the body of a `shard_map`.
+      varying_inputs: For each input, whether it differs: it is split over the replicas, say.
+      axis: The name of the axis of the replicas.
+    """
+    return [level is Level.VARYING for level in levels(jaxpr, varying_inputs, axis)]
+
+
+def levels(
+    jaxpr: Jaxpr | ClosedJaxpr,
+    varying_inputs: Sequence[bool],
+    axis: str,
+    visit: Callable[[JaxprEqn, Level], None] | None = None,
+) -> list[Level]:
+    """Return the level of each output; `visit` is told of every equation and of its operands.
+
+    Of an equation in a loop, or in a jaxpr that is called more than once, it is told several times.
+    The highest level counts.
+    """
+    given = [Level.VARYING if varies else Level.SAME for varies in varying_inputs]
+    return _Flow(axis, visit).through(jaxpr, given, Level.SAME)[0]
+
+
+@final
+class _Flow:
+    """The data flow of one jaxpr, and of those inside of it."""
+
+    def __init__(self, axis: str, visit: Callable[[JaxprEqn, Level], None] | None) -> None:
+        self._axis = axis
+        self._visit = visit
+
+    def through(
+        self, jaxpr: Any, given: Sequence[Level], control: Level
+    ) -> tuple[list[Level], list[Level]]:
+        """Return the levels of the outputs, and those of the inputs afterwards.
+
+        The latter differ from what was given for `jax.Ref`s that are written. `control` is the
+        level of the conditions under which the code runs.
+        """
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        known: dict[Any, Level] = dict(zip(jaxpr.invars, given, strict=True))
+
+        def level_of(atom: Any) -> Level:
+            return Level.SAME if isinstance(atom, Literal) else known.get(atom, Level.SAME)
+
+        again = True
+        while again:  # a ref that varies in the end may have been read before
+            again = False
+            for equation in jaxpr.eqns:
+                operands = [level_of(atom) for atom in equation.invars]
+                results, after = self._equation(equation, operands, control)
+                for atom, before, now in zip(equation.invars, operands, after, strict=True):
+                    if now > before and not isinstance(atom, Literal):
+                        known[atom] = now
+                        again = True
+                for variable, level in zip(equation.outvars, results, strict=True):
+                    known[variable] = max(level, known.get(variable, Level.SAME))
+        return [level_of(atom) for atom in jaxpr.outvars], [known[v] for v in jaxpr.invars]
+
+    def _equation(
+        self, equation: JaxprEqn, operands: list[Level], control: Level
+    ) -> tuple[list[Level], list[Level]]:
+        """Return the levels of the results, and those of the operands afterwards."""
+        name, parameters = equation.primitive.name, equation.params
+        highest = max(operands, default=Level.SAME)
+        if self._visit is not None:
+            self._visit(equation, highest)
+        inner = jaxprs_within(parameters)
+        match name:
+            case "new_ref" | "get" | "freeze":
+                results, after = [_in_a_ref(highest)], operands
+            case "swap" | "addupdate":
+                reference, *written = operands
+                results = [_in_a_ref(highest)] * len(equation.outvars)
+                after = [_in_a_ref(max(reference, control, *written)), *written]
+            case "cond":
+                results, after = self._cond(parameters["branches"], operands, control)
+            case "while":
+                results, after = self._while(parameters, operands, control)
+            case "scan":
+                results, after = self._scan(parameters, operands, control)
+            case _ if name in _CALLS and len(inner) == 1:
+                results, after = self.through(inner[0], operands, control)
+            case _:
+                level = self._level_after(equation, highest)
+                results = [level] * len(equation.outvars)
+                writes = inner and equation.effects
+                after = [max(level, control)] * len(operands) if writes else operands
+        return results, after
+
+    def _level_after(self, equation: JaxprEqn, highest: Level) -> Level:
+        name, parameters = equation.primitive.name, equation.params
+        axes = parameters.get("axes", parameters.get("axis_name", ()))
+        if self._axis in (axes if isinstance(axes, (tuple, list)) else (axes,)):
+            if name in _REDUCTIONS and parameters.get("axis_index_groups") is None:
+                return Level.REDUCED if highest > Level.SAME else Level.SAME
+            return Level.VARYING
+        if any(word in name for word in _FROM_OUTSIDE):
+            return Level.VARYING
+        within = [
+            self._level_after(each, highest)
+            for jaxpr in jaxprs_within(parameters)
+            for each in jaxpr.eqns
+        ]
+        # Nothing is known of the order in which these run, so no reduction among them counts.
+        return max([highest, *(level for level in within if level is Level.VARYING)])
+
+    def _cond(
+        self, branches: Sequence[Any], operands: list[Level], control: Level
+    ) -> tuple[list[Level], list[Level]]:
+        index, *rest = operands
+        outcomes = [self.through(branch, rest, max(control, index)) for branch in branches]
+        results = _joined([results for results, _ in outcomes], index)
+        return results, [index, *_joined([after for _, after in outcomes])]
+
+    def _while(
+        self, parameters: Any, operands: list[Level], control: Level
+    ) -> tuple[list[Level], list[Level]]:
+        first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
+        constants, others = operands[:first], operands[first : first + second]
+        carry = operands[first + second :]
+        while True:
+            (going,), after = self.through(parameters["cond_jaxpr"], [*constants, *carry], control)
+            results, after_body = self.through(
+                parameters["body_jaxpr"], [*others, *carry], max(control, going)
+            )
+            now = (
+                _joined([constants, after[:first]]),
+                _joined([others, after_body[:second]]),
+                _joined([carry, results], going),
+            )
+            if now == (constants, others, carry):
+                return carry, [*constants, *others, *operands[first + second :]]
+            constants, others, carry = now
+
+    def _scan(
+        self, parameters: Any, operands: list[Level], control: Level
+    ) -> tuple[list[Level], list[Level]]:
+        first, second = scan_sizes(parameters)
+        constants, carry = operands[:first], operands[first : first + second]
+        elements = operands[first + second :]
+        while True:
+            results, after = self.through(
+                parameters["jaxpr"], [*constants, *carry, *elements], control
+            )
+            now = _joined([constants, after[:first]]), _joined([carry, results[:second]])
+            # Elements that are refs are written row by row.
+            rows = _joined([elements, after[first + second :]])
+            if (*now, rows) == (constants, carry, elements):
+                rest = [*operands[first : first + second], *elements]
+                return results, [*constants, *rest]
+            (constants, carry), elements = now, rows
+
+
+def _in_a_ref(level: Level) -> Level:
+    """Return the level of what is read from a ref, in which the state of a variable is kept.
+
+    A variable is the same on all replicas or is not; how it became so is no property of it.
+    """
+    return level if level is Level.VARYING else Level.SAME
+
+
+def _joined(columns: Sequence[Sequence[Level]], also: Level = Level.SAME) -> list[Level]:
+    """Return the highest level in each place."""
+    return [max(also, *places) for places in zip(*columns, strict=True)]

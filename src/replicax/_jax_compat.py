@@ -13,6 +13,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -212,6 +213,19 @@ def calls_python(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
         or any(calls_python(inner) for inner in jaxprs_within(equation.params))
         for equation in jaxpr.eqns
     )
+
+
+def users_line_of(equation: JaxprEqn) -> str:
+    """Return where the user's program has made an equation, as " (file:line)"; "" if unknown.
+
+    Why: an error names the culprit. The traceback of an equation has no public name.
+    """
+    traceback = getattr(getattr(equation, "source_info", None), "traceback", None)
+    for frame in getattr(traceback, "frames", ()):
+        libraries = ("site-packages", str(Path(__file__).parent), "<")
+        if not any(part in frame.file_name for part in libraries):
+            return f" ({frame.file_name}:{frame.line_num})"
+    return ""
 
 
 def scan_sizes(parameters: Mapping[str, Any]) -> tuple[int, int]:

@@ -62,6 +62,10 @@ class ProgramLike(Protocol):
         """Whether this is the first pass, which finds the variables."""
         ...
 
+    def skips_derivatives(self) -> bool:
+        """Tell whether any numbers will do for gradients, since the pass only finds variables."""
+        ...
+
     @property
     def executor(self) -> Executor:
         """How a function runs on the replicas from here."""

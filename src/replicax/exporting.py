@@ -283,6 +283,9 @@ class _OnOneDevice:
             "variables, such as the forward pass of a model"
         )
 
+    def skips_derivatives(self) -> bool:
+        return False
+
     def note(self, topology: Topology) -> None:
         self._topology = topology
 

@@ -217,11 +217,11 @@ def test_python_runs_once_a_signature_and_not_once_a_replica():
     value = per_replica(strategy, np.arange(8, dtype=np.float32))
     for _ in range(3):
         components_equal(strategy, strategy.run(fn, args=(value,)), np.arange(8) + 1)
-    assert fn.traced == [True, True]  # a function is traced in two passes
+    assert fn.traced == [True]
     strategy.run(fn, args=(per_replica(strategy, np.ones((8, 2))),))
-    assert fn.traced == [True] * 4
+    assert fn.traced == [True] * 2
     strategy.extended.call_for_each_replica(fn, (value,))
-    assert fn.traced == [True] * 4
+    assert fn.traced == [True] * 2
 
 
 def test_a_method_is_known_again_by_its_object(two):
@@ -230,7 +230,7 @@ def test_a_method_is_known_again_by_its_object(two):
     for _ in range(3):
         two.run(one.method, args=(value,))
         two.run(other.method, args=(value,))
-    assert one.traced == other.traced == [True, True]
+    assert one.traced == other.traced == [True]
 
 
 def test_what_is_compiled_already_is_not_compiled_again(two):
@@ -241,7 +241,7 @@ def test_what_is_compiled_already_is_not_compiled_again(two):
         two.run(given, args=(value,))
         outer(value)
     assert given.tracing_count == outer.tracing_count == 1
-    assert around.traced == [True, True]
+    assert around.traced == [True]
 
 
 def test_a_new_function_sees_what_has_changed(two):
@@ -270,7 +270,7 @@ def test_programs_of_old_functions_are_let_go(two, monkeypatch):
     value = per_replica(two, np.float32([1, 2]))
     for fn in [*functions, functions[2], functions[0]]:
         two.run(fn, args=(value,))
-    assert [len(fn.seen) for fn in functions] == [4, 2, 2]
+    assert [len(fn.seen) for fn in functions] == [2, 1, 1]
 
 
 def test_replicas_that_differ_in_shape_are_compiled(two):
@@ -280,7 +280,7 @@ def test_replicas_that_differ_in_shape_are_compiled(two):
         result = two.run(fn, args=(value,))
         components_equal(two, result, [[2, 3], [4]])
     assert set(fn.traced) == {True}
-    assert len(fn.traced) == 4  # both shapes, in each of the passes that find variables and trace
+    assert len(fn.traced) == 2, "once per shape"
 
 
 @pytest.mark.usefixtures("eagerly")

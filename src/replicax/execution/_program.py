@@ -3,9 +3,10 @@
 The outer level is cross-replica context, where values are global arrays. Each `run` in it is a
 `shard_map` whose body is the inner level: one replica's code, where values are the replica's own.
 
-A program is traced twice. The first pass finds which variables each level touches; reads give
-zeros and writes go nowhere. In the second pass their states come in as arguments and live in
-`jax.Ref`s, so that `lax.cond`, `lax.scan` and the like carry writes in their bodies along.
+A program with variables is traced twice. The first pass finds which variables each level touches;
+reads give zeros, writes go nowhere, and derivatives are not taken. In the second pass their states
+come in as arguments and live in `jax.Ref`s, so that `lax.cond`, `lax.scan` and the like carry
+writes in their bodies along. If the first pass finds no variables, it has traced the program.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from replicax.execution._place import Place, place
 from replicax.execution._pulling import Pulls, TakesElementsInLoop
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.execution._rows import row_weights
-from replicax.execution._sharding import on_replicas, on_replicas_once_if_same
+from replicax.execution._sharding import TracedRun, on_replicas
 from replicax.execution._summed_twice import Report, Watched
 from replicax.execution._variants import Variants, compute, merged_shapes, trace
 from replicax.topology import REPLICA_AXIS, Topology
@@ -74,6 +75,9 @@ class Touched:
     def all(self) -> list[Variable]:
         return list({**self.read, **self.written})
 
+    def __bool__(self) -> bool:
+        return bool(self.read or self.written)
+
 
 @dataclass
 class Plan:
@@ -86,6 +90,13 @@ class Plan:
     topology: Topology | None = None
     noted: Topology | None = None  # over which values are combined, should nothing be run
     uneven: bool = False  # whether a run has replicas whose shapes differ
+    thorough: bool = False  # whether the first pass takes derivatives too
+    skipped: bool = False  # whether it has skipped one
+
+    @property
+    def complete(self) -> bool:
+        """Whether the first pass has traced the program itself, which uses no variables."""
+        return not (self.outer or self.pulls.elements or self.skipped)
 
     def use(self, strategy: StrategyLike) -> None:
         if self.topology is None:
@@ -123,6 +134,12 @@ class _Level:
         self.touched.written[variable] = None
         if self.refs is not None:
             self._ref(variable)[...] = variable.unwrap_state(state, self.plan.topology)
+
+    def skips_derivatives(self) -> bool:
+        if not self.finding or self.plan.thorough:
+            return False
+        self.plan.skipped = True
+        return True
 
     def note(self, topology: Topology) -> None:
         self.plan.noted = self.plan.noted or topology
@@ -288,7 +305,7 @@ class _InnerLevel(_Level, Merger):
         return select(result, 0, topology)
 
     def watch(self, gradients: list[Any], report: Report) -> list[Any] | None:
-        return gradients if self.finding else self.plan.watched.mark(gradients, report)
+        return self.plan.watched.mark(gradients, report)
 
     def once(self, local_index: int, label: str, make: Callable[[], Any]) -> Any:
         transaction = _context.current().transaction
@@ -370,7 +387,11 @@ class _ShardedExecutor(Executor):
         def body(operands: list[jax.Array], states: list[jax.Array]) -> Any:
             if len(variants) == 1:
                 return replica(0, operands, states)
-            return _in_variants(variants, outputs, replica, operands, states, level.finding)
+            return _in_variants(variants, outputs, replica, operands, states, blank)
+
+        def blank() -> bool:
+            """Tell whether the pass only finds variables, and wants no more than shapes."""
+            return level.finding and any(each.touched for each in inner)
 
         states = [variable.unwrap_state(variable.state, topology) for variable in variables]
         state_specs = [_spec(variable) for variable in variables]
@@ -378,10 +399,14 @@ class _ShardedExecutor(Executor):
         call = (body, topology, (inputs.specs, state_specs), new_specs, inputs.operands, states)
         common: list[bool] = []
         try:
-            if level.finding or not _may_have_common_results(topology):
-                arrays, new_states = on_replicas(*call)
+            if _may_have_common_results(topology):
+                traced = TracedRun(*call)
+                if blank():
+                    arrays, new_states = traced.blank()
+                else:
+                    arrays, new_states, common = traced.apply()
             else:
-                arrays, new_states, common = on_replicas_once_if_same(*call)
+                arrays, new_states = on_replicas(*call)
         finally:
             if level.finding and inner:  # also if it failed, should the user go on
                 level.plan.runs[number] = Touched.union([each.touched for each in inner])
@@ -403,7 +428,7 @@ def _in_variants(
     replica: Callable[[int, list[jax.Array], list[jax.Array]], Any],
     operands: list[jax.Array],
     states: list[jax.Array],
-    finding: bool,
+    blank: Callable[[], bool],
 ) -> Any:
     """The code of a replica whose shapes others do not share; see `_variants.py`."""
     count = len(operands)
@@ -419,7 +444,7 @@ def _in_variants(
     ends = outputs[0].require_alike(outputs[1:])
     shapes, dtypes = merged_shapes(jaxprs, may_differ=ends)
     outputs[0].note_shapes([variants.of_replicas(each) for each in shapes[:ends]])
-    if finding:
+    if blank():
         results = [
             jnp.empty(largest_of(each), dtype) for each, dtype in zip(shapes, dtypes, strict=True)
         ]

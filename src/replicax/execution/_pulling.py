@@ -97,6 +97,11 @@ class Pulls:
             raise NotOneProgram
         return element, element.arrays
 
+    def restart(self) -> None:
+        """Forget what was found: the first pass begins again."""
+        self.iterators.clear()
+        self.elements.clear()
+
     def again(self, iterator: DistributedIterator, number: int) -> Element:
         """The element that was found as that number."""
         if number >= len(self.iterators) or self.iterators[number] is not iterator:

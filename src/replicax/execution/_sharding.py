@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
@@ -32,34 +33,48 @@ def on_replicas(
     return _mapped(body, topology, in_specs, (SPLIT, list(new_specs)))(operands, states)
 
 
-def on_replicas_once_if_same(
-    body: Body,
-    topology: Topology,
-    in_specs: tuple[Sequence[PartitionSpec], Sequence[PartitionSpec]],
-    new_specs: Sequence[PartitionSpec],
-    operands: Sequence[Any],
-    states: Sequence[Any],
-) -> tuple[list[jax.Array], list[jax.Array], list[bool]]:
-    """Do the same, but bring results that are equal on all replicas by construction out once.
+@final
+class TracedRun:
+    """The same, traced, so that results that are equal on all replicas can come out once.
 
-    The last result says which these are.
+    Making one calls the body.
     """
-    mapped = _mapped(body, topology, in_specs, (SPLIT, list(new_specs)))
-    program, shapes = jax.make_jaxpr(mapped, return_shape=True)(operands, states)
-    count, structure = len(shapes[0]), jax.tree.structure(shapes)
-    found = shard_map_of(program)
-    arguments = jax.tree.leaves((operands, states))
-    varies = varying_outputs(found.body, [spec == SPLIT for spec in found.in_specs], REPLICA_AXIS)
-    results, new_states = jax.tree.unflatten(
-        structure,
-        _mapped(
+
+    def __init__(
+        self,
+        body: Body,
+        topology: Topology,
+        in_specs: tuple[Sequence[PartitionSpec], Sequence[PartitionSpec]],
+        new_specs: Sequence[PartitionSpec],
+        operands: Sequence[Any],
+        states: Sequence[Any],
+    ) -> None:
+        self._topology, self._new_specs = topology, new_specs
+        mapped = _mapped(body, topology, in_specs, (SPLIT, list(new_specs)))
+        self._program, self._shapes = jax.make_jaxpr(mapped, return_shape=True)(operands, states)
+        self._arguments = jax.tree.leaves((operands, states))
+
+    def blank(self) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Return zeros for the results and for the new states: for a pass that wants shapes."""
+        return jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), self._shapes)
+
+    def apply(self) -> tuple[list[jax.Array], list[jax.Array], list[bool]]:
+        """Return the results, the new states, and which results came out once.
+
+        These are the ones that are equal on all replicas by construction.
+        """
+        found = shard_map_of(self._program)
+        split = [spec == SPLIT for spec in found.in_specs]
+        count = len(self._shapes[0])
+        varies = varying_outputs(found.body, split, REPLICA_AXIS)[:count]
+        mapped = _mapped(
             jaxpr_as_fun(_closed(found.body)),
-            topology,
+            self._topology,
             tuple(found.in_specs),
-            [*(SPLIT if v else SAME for v in varies[:count]), *new_specs],
-        )(*found.operands(arguments)),
-    )
-    return results, new_states, [not v for v in varies[:count]]
+            [*(SPLIT if v else SAME for v in varies), *self._new_specs],
+        )
+        results = mapped(*found.operands(self._arguments))
+        return results[:count], results[count:], [not v for v in varies]
 
 
 def _mapped(body: Any, topology: Topology, in_specs: Any, out_specs: Any) -> Callable[..., Any]:

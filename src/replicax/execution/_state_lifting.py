@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, final
 
 import jax
@@ -14,29 +13,24 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
-from replicax import _bridges, _context, _nest, cluster
+from replicax import _bridges, _nest, cluster
 from replicax._context import Frame
 from replicax._jax_compat import calls_python
 from replicax._typing import Nest
 from replicax.collectives import is_awaited, launch
 from replicax.errors import InvalidType
+from replicax.execution._divergence import refuse_divergence
 from replicax.execution._operands import is_among
-from replicax.execution._program import OuterLevel, Plan
 from replicax.execution._pulling import NotOneProgram, Pulls
 from replicax.execution._signature import is_paddable
+from replicax.execution._tracing import trace_program
 from replicax.input import DistributedIterator
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica, as_plain
-from replicax.variables import Variable, require_equal_copies, reusing_states
+from replicax.variables import require_equal_copies, reusing_states
 
 # States are taken, passed to a program that may reuse their memory, and replaced: one at a time.
 _lock = threading.RLock()
-
-
-# JAX keeps what it has traced of a function, such as one that the user jits or the body of a
-# `lax.scan`, for the next time. What it does with variables holds for one pass over one program, so
-# every pass has a cache of its own.
-_pass = jax.make_user_context(None)
 
 
 @final
@@ -66,44 +60,17 @@ class Lifted:
     ) -> None:
         self._label = f"the compiled function `{name}`"
         self._agreed = False
-        plan = Plan(pulls=pulls)
         outputs = _Outputs(given)
-
-        def trace(level: OuterLevel, arrays: Sequence[Any]) -> list[jax.Array]:
-            frame_here = replace(frame, program=level, transaction=None)
-            with _context.entered(frame_here), _pass(object()):
-                return outputs.take(function(list(arrays)))
-
-        def find(arrays: Sequence[Any]) -> list[jax.Array]:
-            level = OuterLevel(plan, None)
-            result = trace(level, arrays)
-            plan.outer = level.touched
-            return result
-
-        jax.eval_shape(find, arrays)
-        elements = [element.arrays or [] for element in pulls.elements]
-        count = len(arrays)
-        self._plain = [*plain, *range(count, count + sum(len(arrays) for arrays in elements))]
-        self.written = list(plan.outer.written)
-        self.read = [v for v in plan.outer.read if v not in plan.outer.written]
-        touched = [*self.written, *self.read]
-        self._reused = [i for i, variable in enumerate(self.written) if variable.reusable]
-        self.topology = plan.topology or _home_of(touched) or plan.noted
-        plan.topology = self.topology
+        traced = trace_program(lambda arrays: outputs.take(function(arrays)), frame, arrays, pulls)
+        jaxpr, plan = traced.jaxpr, traced.plan
+        self.written, self.read, self.topology = traced.written, traced.read, traced.topology
         self.uneven = plan.uneven
-
-        def pure(
-            states: Sequence[Any], arrays: Sequence[Any], elements: Sequence[Sequence[Any]]
-        ) -> list[jax.Array]:
-            variables = [*self.written, *self.read]
-            refs = {v: jax.new_ref(state) for v, state in zip(variables, states, strict=True)}
-            results = trace(OuterLevel(plan, refs, elements), arrays)
-            return [*(refs[variable][...] for variable in self.written), *results]
-
-        self._donates = False
-        jaxpr = jax.make_jaxpr(pure)(self._states(), arrays, elements)
-        _bridges.examine(jaxpr.consts, touched)
+        of_elements = sum(len(element.arrays or ()) for element in pulls.elements)
+        self._plain = [*plain, *range(len(arrays), len(arrays) + of_elements)]
+        self._reused = [i for i, variable in enumerate(self.written) if variable.reusable]
+        _bridges.examine(jaxpr.consts, [*self.written, *self.read])
         plan.watched.examine(jaxpr)
+        refuse_divergence(jaxpr)
         # A program that calls back into Python, or that other workers take part in, can fail while
         # it runs, and then the variables' old values are still wanted.
         self._calls_python = calls_python(jaxpr)
@@ -216,14 +183,6 @@ def _spanning(array: Any, topology: Topology) -> Any:
 @jax.jit
 def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(array) for array in arrays]
-
-
-def _home_of(variables: Sequence[Variable]) -> Topology | None:
-    """The topology of a program without a `run`, if its variables have one."""
-    for variable in variables:
-        if variable.strategy is not None:
-            return variable.strategy.topology
-    return None
 
 
 class _Outputs:

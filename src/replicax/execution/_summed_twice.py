@@ -12,15 +12,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
-import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from replicax._jax_compat import jaxprs_within, mapped_axes
 from replicax.errors import SummedTwice
-from replicax.execution._varying import Level, levels
-from replicax.topology import REPLICA_AXIS
+from replicax.execution._varying import Level, runs_in, visit_run
 from replicax.values import PerReplica
 
 _PREFIX = "replicax.gradients."
@@ -103,28 +100,15 @@ class Watched:
             return
         found: dict[tuple[str, int], Level] = {}
 
-        def visit(equation: JaxprEqn, level: Level) -> None:
+        def visit(equation: JaxprEqn, level: Level, control: Level) -> None:
             name = str(equation.params.get("name", ""))
             if equation.primitive.name == "name" and name.startswith(_PREFIX):
                 key = name, id(equation)
                 found[key] = max(level, found.get(key, Level.SAME))
 
-        for equation in _runs_in(program):
-            split = [REPLICA_AXIS in jax.tree.leaves(tuple(s)) for s in equation.params["in_specs"]]
-            levels(equation.params["jaxpr"], split, REPLICA_AXIS, visit)
+        for run in runs_in(program):
+            visit_run(run, visit)
         for number, (site, report) in enumerate(self._groups):
             own = [level for (name, _), level in found.items() if name == f"{_PREFIX}{number}"]
             if max(own, default=Level.SAME) is Level.REDUCED:
                 report(site)
-
-
-def _runs_in(program: Jaxpr | ClosedJaxpr) -> list[JaxprEqn]:
-    """Return the equations that are a `run`: those over the replicas, at any depth."""
-    runs = []
-    for equation in program.eqns:
-        if equation.primitive.name == "shard_map":
-            if REPLICA_AXIS in mapped_axes(equation.params):
-                runs.append(equation)
-        else:
-            runs += [run for jaxpr in jaxprs_within(equation.params) for run in _runs_in(jaxpr)]
-    return runs

@@ -11,9 +11,11 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from replicax._jax_compat import jaxprs_within, scan_sizes
+from replicax._jax_compat import jaxprs_within, mapped_axes, scan_sizes
+from replicax.topology import REPLICA_AXIS
 
 # Collectives after which every replica has the same.
 _REDUCTIONS = frozenset(
@@ -50,6 +52,33 @@ class Level(enum.IntEnum):
     VARYING = 2
 
 
+Visit = Callable[[JaxprEqn, Level, Level], None]
+
+
+def runs_in(program: Jaxpr | ClosedJaxpr) -> list[JaxprEqn]:
+    """Return the equations that are a `run`: those over the replicas, at any depth."""
+    runs = []
+    for equation in program.eqns:
+        if equation.primitive.name == "shard_map":
+            if REPLICA_AXIS in mapped_axes(equation.params):
+                runs.append(equation)
+        else:
+            runs += [run for jaxpr in jaxprs_within(equation.params) for run in runs_in(jaxpr)]
+    return runs
+
+
+def visit_run(run: JaxprEqn, visit: Visit) -> None:
+    """Tell `visit` of every equation of a run, as `levels` does."""
+    split = [REPLICA_AXIS in jax.tree.leaves(tuple(spec)) for spec in run.params["in_specs"]]
+    levels(run.params["jaxpr"], split, REPLICA_AXIS, visit)
+
+
+def names_axis(equation: JaxprEqn, axis: str) -> bool:
+    """Tell whether an equation has to do with an axis: a collective, or `axis_index`."""
+    axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+    return axis in (axes if isinstance(axes, (tuple, list)) else (axes,))
+
+
 def varying_outputs(
     jaxpr: Jaxpr | ClosedJaxpr, varying_inputs: Sequence[bool], axis: str
 ) -> list[bool]:
@@ -67,12 +96,13 @@ def levels(
     jaxpr: Jaxpr | ClosedJaxpr,
     varying_inputs: Sequence[bool],
     axis: str,
-    visit: Callable[[JaxprEqn, Level], None] | None = None,
+    visit: Visit | None = None,
 ) -> list[Level]:
-    """Return the level of each output; `visit` is told of every equation and of its operands.
+    """Return the level of each output; `visit` is told of every equation.
 
-    Of an equation in a loop, or in a jaxpr that is called more than once, it is told several times.
-    The highest level counts.
+    It is given the highest level of the operands, and that of the conditions under which the
+    equation is computed. Of an equation in a loop, or in a jaxpr that is called more than once, it
+    is told several times. The highest level counts.
     """
     given = [Level.VARYING if varies else Level.SAME for varies in varying_inputs]
     return _Flow(axis, visit).through(jaxpr, given, Level.SAME)[0]
@@ -82,7 +112,7 @@ def levels(
 class _Flow:
     """The data flow of one jaxpr, and of those inside of it."""
 
-    def __init__(self, axis: str, visit: Callable[[JaxprEqn, Level], None] | None) -> None:
+    def __init__(self, axis: str, visit: Visit | None) -> None:
         self._axis = axis
         self._visit = visit
 
@@ -121,7 +151,7 @@ class _Flow:
         name, parameters = equation.primitive.name, equation.params
         highest = max(operands, default=Level.SAME)
         if self._visit is not None:
-            self._visit(equation, highest)
+            self._visit(equation, highest, control)
         inner = jaxprs_within(parameters)
         match name:
             case "new_ref" | "get" | "freeze":
@@ -147,8 +177,7 @@ class _Flow:
 
     def _level_after(self, equation: JaxprEqn, highest: Level) -> Level:
         name, parameters = equation.primitive.name, equation.params
-        axes = parameters.get("axes", parameters.get("axis_name", ()))
-        if self._axis in (axes if isinstance(axes, (tuple, list)) else (axes,)):
+        if names_axis(equation, self._axis):
             if name in _REDUCTIONS and parameters.get("axis_index_groups") is None:
                 return Level.REDUCED if highest > Level.SAME else Level.SAME
             return Level.VARYING
@@ -175,20 +204,22 @@ class _Flow:
     ) -> tuple[list[Level], list[Level]]:
         first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
         constants, others = operands[:first], operands[first : first + second]
-        carry = operands[first + second :]
+        carry, going = operands[first + second :], Level.SAME
         while True:
-            (going,), after = self.through(parameters["cond_jaxpr"], [*constants, *carry], control)
-            results, after_body = self.through(
-                parameters["body_jaxpr"], [*others, *carry], max(control, going)
+            rounds = max(control, going)
+            (condition,), after = self.through(
+                parameters["cond_jaxpr"], [*constants, *carry], rounds
             )
+            results, after_body = self.through(parameters["body_jaxpr"], [*others, *carry], rounds)
             now = (
                 _joined([constants, after[:first]]),
                 _joined([others, after_body[:second]]),
-                _joined([carry, results], going),
+                _joined([carry, results], condition),
+                max(going, condition),
             )
-            if now == (constants, others, carry):
+            if now == (constants, others, carry, going):
                 return carry, [*constants, *others, *operands[first + second :]]
-            constants, others, carry = now
+            constants, others, carry, going = now
 
     def _scan(
         self, parameters: Any, operands: list[Level], control: Level

@@ -162,7 +162,10 @@ def _differentiate(
         return jnp.asarray(value), (aux, list(writes.values()))
 
     inputs = [variable.value for variable in variables.distinct]
-    (value, (aux, new_values)), gradients = value_and_gradients(function, code, inputs)
+    if frame.program is not None and frame.program.skips_derivatives():
+        (value, (aux, new_values)), gradients = function(inputs), list(map(jnp.zeros_like, inputs))
+    else:
+        (value, (aux, new_values)), gradients = value_and_gradients(function, code, inputs)
     for variable, new_value in zip(written, new_values, strict=True):
         variable.settle(new_value)
     return ((value, aux) if has_aux else value), variables.nest_of(gradients)

@@ -12,6 +12,7 @@ from replicax._enums import VariableSynchronization
 from replicax.errors import InvalidArgument
 from replicax.topology import Topology
 from replicax.variables._aggregating import AggregatingVariable
+from replicax.variables._computed_at_once import computed_at_once
 from replicax.variables._creation import VariableRequest
 from replicax.variables._mirrored import MirroredVariable
 from replicax.variables._plain import PlainVariable
@@ -36,9 +37,12 @@ class VariablePlacement(ABC):
         """The local devices that hold variables."""
 
     def initial(self, make: Callable[..., Nest], *variables: Variable) -> Nest:
-        """What variables begin with: `make` of the values of others, also while tracing."""
+        """Return what variables begin with: `make` of the values of others, also while tracing."""
         with jax.ensure_compile_time_eval():
-            return make(*(variable.stored_value() for variable in variables))
+            if not variables:
+                return make()
+            values = [variable.stored_value() for variable in variables]
+        return computed_at_once(make, values)
 
 
 @final

@@ -1,0 +1,61 @@
+"""Collectives that some replicas reach and others do not, found before a program runs.
+
+XLA would wait for the others: on CPUs for 40 s, after which it ends the process.
+"""
+
+from __future__ import annotations
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from replicax._jax_compat import jaxprs_within, users_line_of
+from replicax.errors import CollectiveMismatch
+from replicax.execution._varying import Level, names_axis, runs_in, visit_run
+from replicax.topology import REPLICA_AXIS
+
+_CONDITIONAL = ("cond", "while")
+# They name the axis, and do not communicate.
+_SILENT = frozenset({"axis_index", "pvary", "pcast"})
+
+
+def refuse_divergence(program: Jaxpr | ClosedJaxpr) -> None:
+    """Refuse a program in which a condition that may differ between replicas leads to a collective.
+
+    Such is a `lax.cond` or a `lax.while_loop` whose condition depends on the replica's own rows.
+    """
+    place = ""
+
+    def visit(equation: JaxprEqn, level: Level, control: Level) -> None:
+        nonlocal place
+        if equation.primitive.name in _CONDITIONAL and level is Level.VARYING:
+            place = users_line_of(equation)
+        if control is Level.VARYING and _communicates(equation):
+            raise CollectiveMismatch(
+                f"A collective over the replicas (`{equation.primitive.name}`) is in a `lax.cond`, "
+                f"`lax.switch` or `lax.while_loop`{place} whose condition may differ between the "
+                "replicas: those that do not get there would be waited for. Have all of them "
+                'decide alike, such as by `rx.get_replica_context().all_reduce("SUM", condition) > '
+                "0`, by a mirrored variable, or by a plain argument; or communicate outside of it, "
+                "and use `jnp.where`."
+            )
+
+    for run in runs_in(program):
+        if _has_conditional_collective(run.params["jaxpr"]):
+            visit_run(run, visit)
+
+
+def _communicates(equation: JaxprEqn) -> bool:
+    return equation.primitive.name not in _SILENT and names_axis(equation, REPLICA_AXIS)
+
+
+def _has_conditional_collective(jaxpr: Jaxpr | ClosedJaxpr, conditional: bool = False) -> bool:
+    """Tell whether the look at all equations is needed, which takes longer than this."""
+    return any(
+        (conditional and _communicates(equation))
+        or any(
+            _has_conditional_collective(
+                inner, conditional or equation.primitive.name in _CONDITIONAL
+            )
+            for inner in jaxprs_within(equation.params)
+        )
+        for equation in jaxpr.eqns
+    )

@@ -350,6 +350,23 @@ def resuming(strategy, worker):
 
 
 @scenario
+def resuming_with_an_empty_share(strategy, worker):
+    """A batch of one row, which each worker has for itself: it is for one of two replicas."""
+    options = rx.InputOptions(auto_shard_policy="OFF")
+    dataset = strategy.experimental_distribute_dataset([np.float32([10 + worker])], options)
+    iterator = iter(dataset)
+    steps = [_rows(strategy, next(iterator))]
+    other = iter(dataset)
+    other.set_state(json.loads(json.dumps(iterator.get_state())))
+    iterator.close()
+    return steps + [_rows(strategy, element) for element in other]
+
+
+def _rows(strategy, element):
+    return np.asarray(strategy.gather(element, axis=0)).tolist()
+
+
+@scenario
 def shared_by_files_of_different_length(strategy, worker):
     import grain
     import pyarrow as pa

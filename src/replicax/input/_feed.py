@@ -92,7 +92,7 @@ class SplittingFeed(Feed):
         self._cuts: deque[list[Bounds] | None] = deque()
         self._rows_of_batch = self._steps_of_batch = 0
         self._check = _SameKind()
-        if rows_done:
+        if steps_done:  # which may have been without rows, where there are fewer than replicas
             self._begin_batch(rows_done, steps_done)
 
     def step(self) -> Step:

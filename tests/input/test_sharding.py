@@ -28,6 +28,7 @@ from pipelines import RULES, Rows, expected_shares
 
 import replicax as rx
 from replicax.input._agreement import AgreeingFeed
+from replicax.input._ending import EndOfData
 from replicax.input._feed import Feed, SplittingFeed
 from replicax.input._sharding import shard
 from replicax.input._splitting import Workers, shares
@@ -57,7 +58,7 @@ def steps_of(feed: SplittingFeed) -> list[list[list[Any]]]:
     while True:
         try:
             step = feed.step()
-        except StopIteration:
+        except EndOfData:
             feed.close()
             return steps
         steps.append([rows.tolist() for rows in step.columns()[0]])
@@ -347,7 +348,7 @@ def read_together(
         session: Any = AtTable(table, workers.index)
         feed = AgreeingFeed(begin, len(workers.local), session, "pass", threading.Event())
         steps = []
-        with contextlib.closing(feed), contextlib.suppress(StopIteration):
+        with contextlib.closing(feed), contextlib.suppress(EndOfData):
             while True:
                 step = feed.step()
                 rows = [part.tolist() for part in step.columns()[0]]

@@ -14,12 +14,14 @@ from typing import Any, final
 
 _FRAMES = 3  # of the stack, in reports
 _LIBRARIES = tuple(
-    str(Path(path).resolve())
+    str(form)
     for path in (
         sysconfig.get_path("purelib"),
         sysconfig.get_path("stdlib"),
         Path(__file__).parents[1],
     )
+    # A module may have been imported by either name: environments are often behind links.
+    for form in {Path(path), Path(path).resolve()}
 )
 
 

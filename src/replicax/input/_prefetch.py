@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, final
 
 from replicax._jax_compat import thread_configuration
 from replicax.errors import InvalidArgument, PerformanceHint, ReplicaxError
+from replicax.input._ending import EndOfData, input_failed
 
 Item = TypeVar("Item")
 
@@ -112,7 +113,10 @@ class ReadAhead:
         self.steps: Ahead[Any] = Ahead(begin, finish, depth=2, closed=closed)
 
     def step(self) -> Any:
-        return self.steps.take()
+        try:
+            return self.steps.take()
+        except StopIteration:
+            raise EndOfData from None
 
     def close(self) -> None:
         self.steps.close()
@@ -251,8 +255,12 @@ def _work(
                     del raw
             finally:
                 producer.close()
-    except StopIteration:
-        queue.end(StopIteration())  # a new one, whose traceback holds nothing
+    except EndOfData:
+        queue.end(StopIteration())
+    except StopIteration as stop:  # of some function, which must not look like the end
+        error = input_failed(traceback.format_tb(stop.__traceback__)[-1].strip())
+        error.__cause__ = stop
+        queue.end(error)
     except BaseException as reason:  # whatever it is, the one who asks for the element gets it
         queue.end(reason)
     finally:

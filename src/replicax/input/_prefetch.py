@@ -76,6 +76,11 @@ class Ahead(Generic[Item]):
         weakref.finalize(self, self._queue.close).atexit = False  # see `_end_all`
         self._thread.start()
 
+    @property
+    def reader(self) -> threading.Thread:
+        """The thread that reads the source."""
+        return self._queue.reader
+
     def peek(self, count: int) -> list[Item]:
         """The next `count` items; fewer if the end, or an error, comes before."""
         return self._queue.wait_for(count)
@@ -156,6 +161,13 @@ class _Queue(Generic[Item]):
         self.busy = False  # in the user's code
         self.thread: threading.Thread | None = None
 
+    @property
+    def reader(self) -> threading.Thread:
+        """The thread that reads the source: its own, or that of the queue before it."""
+        thread = self.thread if self._upstream is None else self._upstream.thread
+        assert thread is not None
+        return thread
+
     # The producing side.
 
     def wait_for_room(self) -> bool:
@@ -222,9 +234,7 @@ class _Queue(Generic[Item]):
             self.thread.join(seconds)
 
     def _say_what_it_waits_for(self) -> None:
-        reader = self.thread if self._upstream is None else self._upstream.thread
-        assert reader is not None
-        frame = sys._current_frames().get(reader.ident or 0)
+        frame = sys._current_frames().get(self.reader.ident or 0)
         where = "".join(traceback.format_stack(frame)[-3:])
         del frame
         warnings.warn(

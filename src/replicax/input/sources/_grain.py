@@ -148,7 +148,7 @@ def _guard_parents(iterator: Any) -> None:
 
     There is no public way to see the functions of a pipeline, nor the iterators of its steps.
     """
-    parents = vars(iterator).get("_parents", ())
+    parents = getattr(iterator, "_parents", ())
     for parent in parents:
         _guard_parents(parent)
     if parents:

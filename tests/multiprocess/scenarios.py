@@ -7,12 +7,14 @@ that raises ends the program.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
 import sys
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -332,6 +334,29 @@ def leaving_a_loop(strategy, worker):
             firsts.append(float(strategy.reduce("SUM", element, axis=0)))
             break
     return firsts
+
+
+@scenario
+def passes_to_the_end(strategy, worker):
+    """How many of the callers' variables are left."""
+
+    class Large:
+        pass
+
+    def dataset_fn(context):
+        return [np.float32([i]) for i in range(context.input_pipeline_id + 1)]
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn)
+
+    def call():
+        large = Large()
+        for _ in dataset:
+            pass
+        return weakref.ref(large)
+
+    kept = [call() for _ in range(5)]
+    gc.collect()
+    return sum(reference() is not None for reference in kept)
 
 
 @scenario

@@ -81,5 +81,6 @@ def _is_of_iterator(frame: FrameType) -> bool:
     if code.co_argcount:
         first = frame.f_locals.get(code.co_varnames[0])
     elif code.co_flags & inspect.CO_VARARGS:
-        first = next(iter(frame.f_locals[code.co_varnames[code.co_kwonlyargcount]]), None)
+        rest = frame.f_locals.get(code.co_varnames[code.co_kwonlyargcount])
+        first = rest[0] if isinstance(rest, tuple) and rest else None
     return hasattr(type(first), "__next__")  # not `Iterator`: some have no `__iter__`

@@ -14,7 +14,7 @@ of the reference API would catch, so `except ValueError` goes on working.
      ├─ StartFailed           (RuntimeError)           workers did not come together
      ├─ WorkerLost            (RuntimeError)           another worker died, failed, left or is stuck
      ├─ ProgramMismatch       (RuntimeError)           workers are about to run different programs
-     ├─ InputFailed           (RuntimeError)           the dataset of another worker failed
+     ├─ InputFailed           (RuntimeError)           the dataset failed, here or at another worker
      ├─ DeviceError           (ValueError)             unknown, repeated or missing device
      ├─ InvalidArgument       (ValueError)             an argument that cannot mean anything here
      │   ├─ ShapeMismatch                              shapes that do not fit each other
@@ -90,7 +90,7 @@ class ProgramMismatch(ReplicaxError, RuntimeError):
 
 
 class InputFailed(ReplicaxError, RuntimeError):
-    """The dataset of another worker failed, so that there is no next step."""
+    """The dataset of another worker failed, or a function in one's own raised StopIteration."""
 
 
 class DeviceError(ReplicaxError, ValueError):

@@ -1,8 +1,10 @@
 """Eager replicas: turns, meetings, failures."""
 
 import contextlib
+import gc
 import threading
 import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -362,6 +364,39 @@ def test_a_failed_part_that_is_handled_changes_nothing(two):
     two.run(lambda: rx.get_replica_context().merge_call(merge))
     components_equal(two, variable, [0.0, 0.0])
     components_equal(two, kept, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("where", ["in replica 0", "in replica 1", "where they meet"])
+def test_a_run_that_fails_keeps_nothing_of_the_caller(two, where):
+    class Large:
+        """Stands for a batch."""
+
+    def fail(*_):
+        raise ArithmeticError("of the step")
+
+    def step():
+        context = rx.get_replica_context()
+        if where == "where they meet":
+            context.merge_call(fail)
+        context.merge_call(lambda strategy: None)
+        if where == f"in replica {replica_id()}":
+            fail()
+
+    def call() -> weakref.ref[Large]:
+        large = Large()
+        try:
+            two.run(step)
+        except ArithmeticError:
+            return weakref.ref(large)
+        raise AssertionError("it has to fail")
+
+    call()
+    gc.collect()
+    gc.disable()  # what a failed step leaves must not wait for the garbage collector
+    try:
+        assert [call()() for _ in range(5)] == [None] * 5
+    finally:
+        gc.enable()
 
 
 def test_what_replica_0_sets_is_its_own(two):

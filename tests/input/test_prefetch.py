@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import subprocess
@@ -137,6 +138,149 @@ def test_no_thread_and_no_memory_is_left(two, kind):
     pulled = batches.pulled
     time.sleep(0.02)
     assert batches.pulled == pulled
+
+
+class Large:
+    """Stands for what a caller holds while it takes elements."""
+
+
+def taken_by_a_loop(dataset):
+    for _ in dataset:
+        pass
+
+
+def taken_one_by_one(dataset):
+    iterator = iter(dataset)
+    with contextlib.suppress(StopIteration):
+        while True:
+            next(iterator)
+
+
+def taken_beyond_the_end(dataset):
+    iterator = iter(dataset)
+    while iterator.get_next_as_optional().has_value():
+        pass
+    assert next(iterator, None) is None
+    assert not list(iterator)
+
+
+def taken_in_a_function(dataset):
+    iterator = iter(dataset)
+    with contextlib.suppress(StopIteration):
+        while True:
+            taken_by_the_function(iterator)
+
+
+@rx.function
+def taken_by_the_function(iterator):
+    return next(iterator)
+
+
+@rx.function
+def taken_by_a_loop_in_a_function(dataset):
+    for _ in dataset:
+        pass
+
+
+PASSES = [
+    taken_by_a_loop,
+    taken_one_by_one,
+    taken_beyond_the_end,
+    taken_in_a_function,
+    taken_by_a_loop_in_a_function,
+]
+
+
+@pytest.mark.parametrize("take_all", PASSES, ids=lambda way: way.__name__)
+def test_a_pass_to_the_end_keeps_nothing_of_the_caller(two, take_all):
+    dataset = two.experimental_distribute_dataset(Batches(2))
+
+    def call() -> weakref.ref[Large]:
+        large = Large()
+        take_all(dataset)
+        return weakref.ref(large)
+
+    call()
+    gc.collect()
+    gc.disable()  # which holds no less for callers who cannot wait for the garbage collector
+    try:
+        kept = [call() for _ in range(25)]
+        assert [reference() for reference in kept] == [None] * 25
+    finally:
+        gc.enable()
+
+
+def test_a_pass_that_fails_keeps_nothing_of_the_caller(two):
+    def batches():
+        yield np.zeros(2)
+        raise ArithmeticError("broken row")
+
+    dataset = two.experimental_distribute_dataset(batches)
+
+    def call() -> weakref.ref[Large]:
+        large = Large()
+        iterator = iter(dataset)
+        next(iterator)
+        depths = []
+        for _ in range(3):
+            with pytest.raises(ArithmeticError) as caught:
+                next(iterator)
+            depths.append(len(traceback.extract_tb(caught.value.__traceback__)))
+        assert len(set(depths)) == 1, "an error that is raised again does not collect frames"
+        return weakref.ref(large)
+
+    kept = [call() for _ in range(25)]
+    gc.collect()
+    assert [reference() for reference in kept] == [None] * 25
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the size of a process from /proc")
+def test_the_memory_of_a_thousand_passes_is_flat():
+    done = run_to_its_end(
+        """
+        import gc, resource, numpy as np, replicax as rx
+
+        strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        distribute = strategy.experimental_distribute_dataset
+        batches = [np.zeros(2, np.float32)] * 2
+        datasets = [distribute(batches), distribute(lambda: iter(batches)),
+                    distribute(rx.from_tensor_slices(np.zeros(4, np.float32)).batch(2))]
+
+        @rx.function
+        def step(iterator):
+            return strategy.run(lambda x: 2 * x, args=(next(iterator),))
+
+        def train(number):
+            local = np.ones(25_000)
+            dataset = datasets[number % 3]
+            if number % 2:
+                for element in dataset:
+                    pass
+            else:
+                iterator = iter(dataset)
+                try:
+                    while True:
+                        step(iterator)
+                except StopIteration:
+                    pass
+
+        def measured():
+            gc.collect()
+            with open("/proc/self/statm") as file:
+                pages = int(file.read().split()[1])
+            return pages * resource.getpagesize(), len(gc.get_objects())
+
+        for number in range(100):
+            train(number)
+        before = measured()
+        for number in range(1000):
+            train(number)
+        after = measured()
+        print(*(100 * (now / then - 1) for then, now in zip(before, after)))
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert all(float(growth) < 1 for growth in done.stdout.split()), done.stdout
 
 
 def test_a_generator_is_closed_with_its_iterator(two):

@@ -5,11 +5,15 @@ The workers are made up: what each of them would read is read here, one after an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import grain
@@ -23,7 +27,9 @@ from hypothesis import strategies as st
 from pipelines import RULES, Rows, expected_shares
 
 import replicax as rx
-from replicax.input._feed import SplittingFeed
+from replicax.input._agreement import AgreeingFeed
+from replicax.input._ending import EndOfData
+from replicax.input._feed import Feed, SplittingFeed
 from replicax.input._sharding import shard
 from replicax.input._splitting import Workers, shares
 from replicax.input.sources import source_of
@@ -52,7 +58,7 @@ def steps_of(feed: SplittingFeed) -> list[list[list[Any]]]:
     while True:
         try:
             step = feed.step()
-        except StopIteration:
+        except EndOfData:
             feed.close()
             return steps
         steps.append([rows.tolist() for rows in step.columns()[0]])
@@ -277,19 +283,101 @@ def test_one_worker_shares_with_nobody():
         assert read(rx.from_tensor_slices(np.arange(8)).batch(4), alone, policy) == expected
 
 
+def require_exact_resumption(dataset: Any, workers: Workers, policy: rx.AutoShardPolicy) -> None:
+    """After every step, what is left is what an uninterrupted pass would give."""
+    source, own = shard(source_of(dataset), workers, policy)
+    whole = steps_of(SplittingFeed(source, workers, own))
+    feed, state = SplittingFeed(source, workers, own), None
+    for done in range(len(whole) + 1):
+        assert steps_of(SplittingFeed(source, workers, own, state)) == whole[done:]
+        if done < len(whole):
+            state = json.loads(json.dumps(feed.step().state))
+    feed.close()
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("policy", [POLICIES.OFF, POLICIES.DATA])
-def test_resuming_inside_of_a_batch(policy):
-    """A batch that a worker has for itself takes several steps, and can be left after each."""
-    dataset = rx.from_tensor_slices(np.arange(23)).batch(10)
-    for workers in [*workers_of(2, 2), *workers_of(2, 2, "in_order")]:
-        source, own = shard(source_of(dataset), workers, policy)
-        whole = read(dataset, workers, policy)
-        for done in range(len(whole) + 1):
-            feed = SplittingFeed(source, workers, own)
-            state = None
-            for _ in range(done):
-                state = json.loads(json.dumps(feed.step().state))
-            assert steps_of(SplittingFeed(source, workers, own, state)) == whole[done:]
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_resuming_after_every_step(count, policy, rule):
+    """Also inside of a batch that a worker has for itself, and where its share of it is empty."""
+    for workers in [*workers_of(count, 1, rule), *workers_of(count, 2, rule)]:
+        for rows in range(2 * workers.replicas + 2):
+            for size in {1, 2, workers.replicas, workers.replicas + 1}:
+                dataset = rx.from_tensor_slices(np.arange(rows)).batch(size)
+                require_exact_resumption(dataset, workers, policy)
+
+
+class Table:
+    """Where workers, each in a thread, put down what they say: stands for the hub."""
+
+    def __init__(self, count: int) -> None:
+        self.said: dict[str, dict[int, Any]] = defaultdict(dict)
+        self.all_are_here = threading.Barrier(count, timeout=20)
+
+
+class AtTable:
+    """A worker's session, as far as its input needs one."""
+
+    def __init__(self, table: Table, index: int) -> None:
+        self._table = table
+        self._index = index
+
+    def exchange(self, topic: str, value: Any, closed: threading.Event) -> list[Any]:
+        self._table.said[topic][self._index] = json.loads(json.dumps(value))
+        self._table.all_are_here.wait()
+        return [value for _, value in sorted(self._table.said[topic].items())]
+
+    @property
+    def members(self) -> Any:
+        count = self._table.all_are_here.parties
+        return SimpleNamespace(names=[f"worker {index}" for index in range(count)])
+
+
+def read_together(
+    datasets: Sequence[Any], team: Sequence[Workers], states: Sequence[Any]
+) -> list[tuple[Any, Any]]:
+    """For every step that the workers take together, their rows and their states."""
+    table = Table(len(team))
+
+    def read_one(workers: Workers) -> list[tuple[Any, Any]]:
+        def begin() -> Feed:
+            return SplittingFeed(
+                source_of(datasets[workers.index]), workers, True, states[workers.index]
+            )
+
+        session: Any = AtTable(table, workers.index)
+        feed = AgreeingFeed(begin, len(workers.local), session, "pass", threading.Event())
+        steps = []
+        with contextlib.closing(feed), contextlib.suppress(EndOfData):
+            while True:
+                step = feed.step()
+                rows = [part.tolist() for part in step.columns()[0]]
+                steps.append((rows, json.loads(json.dumps(step.state))))
+        return steps
+
+    with ThreadPoolExecutor(len(team)) as pool:
+        of_each = list(pool.map(read_one, team))
+    return [tuple(zip(*step, strict=True)) for step in zip(*of_each, strict=True)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_workers_resume_together_after_every_step(count):
+    """Whatever each of them has, be it nothing at all."""
+    team = workers_of(count, 1)
+    for rows in range(2 * count + 2):
+        for shift in range(count):
+            # As files have it: one worker has some rows, the next has more, another one none.
+            turns = [(index + shift) % count for index in range(count)]
+            sizes = [rows * turn // max(count - 1, 1) for turn in turns]
+            datasets = [
+                rx.from_tensor_slices(100 * index + np.arange(size)).batch(max(1, rows))
+                for index, size in enumerate(sizes)
+            ]
+            whole = read_together(datasets, team, [None] * count)
+            seen = rows_in(chain.from_iterable(step for step, _ in whole))
+            assert seen == Counter(100 * i + row for i in range(count) for row in range(sizes[i]))
+            for done, (_, states) in enumerate(whole, start=1):
+                assert read_together(datasets, team, states) == whole[done:]
 
 
 @pytest.fixture
@@ -304,6 +392,14 @@ def parquet(tmp_path):
         return grain.experimental.ParquetIterDataset(paths).map(lambda row: int(row["row"]))
 
     return make
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_resuming_after_every_step_of_files(count, parquet):
+    for batch in (1, count, count + 1):
+        dataset = parquet(1, 0, 2 * count + 1, 2).batch(batch)
+        for workers in workers_of(count, 1):
+            require_exact_resumption(dataset, workers, POLICIES.FILE)
 
 
 def test_datasets_that_are_joined_are_not_shared_by_files(parquet):

@@ -7,12 +7,14 @@ that raises ends the program.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
 import sys
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -335,6 +337,29 @@ def leaving_a_loop(strategy, worker):
 
 
 @scenario
+def passes_to_the_end(strategy, worker):
+    """How many of the callers' variables are left."""
+
+    class Large:
+        pass
+
+    def dataset_fn(context):
+        return [np.float32([i]) for i in range(context.input_pipeline_id + 1)]
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn)
+
+    def call():
+        large = Large()
+        for _ in dataset:
+            pass
+        return weakref.ref(large)
+
+    kept = [call() for _ in range(5)]
+    gc.collect()
+    return sum(reference() is not None for reference in kept)
+
+
+@scenario
 def resuming(strategy, worker):
     def dataset_fn(context):
         return [np.float32([i + 10 * context.input_pipeline_id]) for i in range(5)]
@@ -347,6 +372,23 @@ def resuming(strategy, worker):
     other.set_state(json.loads(json.dumps(iterator.get_state())))
     iterator.close()
     return _lengths(strategy, other)
+
+
+@scenario
+def resuming_with_an_empty_share(strategy, worker):
+    """A batch of one row, which each worker has for itself: it is for one of two replicas."""
+    options = rx.InputOptions(auto_shard_policy="OFF")
+    dataset = strategy.experimental_distribute_dataset([np.float32([10 + worker])], options)
+    iterator = iter(dataset)
+    steps = [_rows(strategy, next(iterator))]
+    other = iter(dataset)
+    other.set_state(json.loads(json.dumps(iterator.get_state())))
+    iterator.close()
+    return steps + [_rows(strategy, element) for element in other]
+
+
+def _rows(strategy, element):
+    return np.asarray(strategy.gather(element, axis=0)).tolist()
 
 
 @scenario

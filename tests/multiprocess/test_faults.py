@@ -111,6 +111,17 @@ def test_a_worker_that_is_stuck_is_named_after_the_timeout(event, worker):
         assert lines_with("  worker 0: has not been heard of for", survivor)
 
 
+def test_a_worker_whose_input_is_blocked_stands_at_its_input():
+    waiting, blocked = run(["tests/multiprocess/blocked_input.py"], START + 3 * TIMEOUT, 1)
+    assert (waiting.code, blocked.code) == (1, None), waiting.output
+    assert waiting.output.startswith("step\n")
+    (where,) = lines_with("  worker 1: alive, busy", waiting)
+    assert re.search(r"stands at \S+blocked_input.py:\d+ in main.*read_rows \(reading its", where)
+    assert re.search(r"; \S+blocked_input.py:\d+ in main;", where)
+    (own,) = lines_with("  worker 0: alive, waiting", waiting)
+    assert "reading its input" not in own
+
+
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_slow_worker_is_waited_for(worker):
     for ended in faults("slow", worker):

@@ -127,7 +127,9 @@ def test_input_that_fails_is_told_to_all(results):
 
 def test_passes_that_are_left_or_resumed(results):
     assert both(results, "leaving_a_loop") == [0.0, 0.0, 0.0]
+    assert both(results, "passes_to_the_end") == 0
     assert both(results, "resuming") == [[2.0, 12.0], [3.0, 13.0], [4.0, 14.0]]
+    assert both(results, "resuming_with_an_empty_share") == [[10.0], [11.0]]
 
 
 def test_other_strategies_in_a_worker(results):

@@ -1,7 +1,7 @@
 """Which processes work together, and how they learn of each other."""
 
 from replicax.cluster._members import Members
-from replicax.cluster._progress import Progress
+from replicax.cluster._progress import Progress, is_users
 from replicax.cluster._session import Session, current, join, session
 from replicax.cluster._spec import ClusterSpec
 from replicax.cluster.resolvers import (
@@ -25,6 +25,7 @@ __all__ = [
     "TFConfigClusterResolver",
     "UnionResolver",
     "current",
+    "is_users",
     "join",
     "session",
 ]

@@ -14,12 +14,14 @@ from typing import Any, final
 
 _FRAMES = 3  # of the stack, in reports
 _LIBRARIES = tuple(
-    str(Path(path).resolve())
+    str(form)
     for path in (
         sysconfig.get_path("purelib"),
         sysconfig.get_path("stdlib"),
         Path(__file__).parents[1],
     )
+    # A module may have been imported by either name: environments are often behind links.
+    for form in {Path(path), Path(path).resolve()}
 )
 
 
@@ -48,6 +50,7 @@ class Progress:
         self.label = "the start"
         self._waiting: Waiting | None = None
         self._element_since: float | None = None
+        self._reader: threading.Thread | None = None
         self._input: dict[str, Waiting] = {}
 
     @contextmanager
@@ -62,13 +65,13 @@ class Progress:
             self._waiting = None
 
     @contextmanager
-    def for_element(self) -> Iterator[None]:
-        """The program waits for an element of a dataset."""
-        self._element_since = time.monotonic()
+    def for_element(self, reader: threading.Thread) -> Iterator[None]:
+        """The program waits for an element of a dataset, which a thread reads."""
+        self._element_since, self._reader = time.monotonic(), reader
         try:
             yield
         finally:
-            self._element_since = None
+            self._element_since = self._reader = None
 
     @contextmanager
     def for_input(self, topic: str) -> Iterator[None]:
@@ -104,13 +107,27 @@ class Progress:
         }
 
     def _where(self) -> list[str]:
-        """Where the main thread stands, innermost first: the user's code, or else the library's."""
-        frame = sys._current_frames().get(self._main)
-        lines: list[tuple[bool, str]] = []
-        while frame is not None:
-            code = frame.f_code
-            text = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
-            lines.append((is_users(code.co_filename), text))
-            frame = frame.f_back
-        own = [text for users, text in lines if users]
-        return (own or [text for _, text in lines])[:_FRAMES]
+        """Return where the main thread stands and, before it, the input that it waits for."""
+        users, others = _lines_of(self._main)
+        where = (users or others)[:_FRAMES]
+        reader = self._reader
+        if reader is None or self._input:  # the input, if any, waits for that of other workers
+            return where
+        # Where Grain reads in threads of its own, the user's code is in one of these.
+        helpers = [each for each in threading.enumerate() if each.name.startswith("grain")]
+        found = [_lines_of(thread.ident) for thread in (reader, *helpers)]
+        lines = next((users for users, _ in found if users), found[0][1])[:_FRAMES]
+        return [f"{line} (reading its input)" for line in lines] + where
+
+
+def _lines_of(thread: int | None) -> tuple[list[str], list[str]]:
+    """Return where a thread stands, innermost first: in the user's code, and in libraries."""
+    frame = sys._current_frames().get(thread or 0)
+    users: list[str] = []
+    others: list[str] = []
+    while frame is not None:
+        code = frame.f_code
+        lines = users if is_users(code.co_filename) else others
+        lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}")
+        frame = frame.f_back
+    return users, others

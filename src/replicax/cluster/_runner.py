@@ -49,7 +49,7 @@ class Runner:
         while not done.acquire(timeout=_POLL_SECONDS):
             check()
         if "error" in outcome:
-            raise outcome["error"]
+            raise outcome.pop("error")  # whose traceback holds this frame, and so `outcome`
         return outcome["result"]
 
     @property

@@ -167,6 +167,7 @@ class _Round(Merger):
                     raise self._failure
         finally:
             self._release_all()
+            self._forget_errors()
         return [player.result for player in self._players]
 
     def merge(self, local_index: int, meeting: Meeting) -> Nest:
@@ -186,7 +187,10 @@ class _Round(Merger):
         player.meeting, player.phase = None, _Phase.RUNNING
         if player.error is not None:
             error, player.error = player.error, None
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # whose traceback holds this frame
         return player.outcome
 
     def once(self, local_index: int, label: str, make: Callable[[], Any]) -> Any:
@@ -350,6 +354,15 @@ class _Round(Merger):
                     RuntimeWarning,
                     stacklevel=3,
                 )
+
+    def _forget_errors(self) -> None:
+        """Drop what was raised, whose traceback holds this round and the caller's variables.
+
+        They would stay, batches and all, until the garbage collector comes.
+        """
+        self._failure = self._raised_together = None
+        for player in self._players:
+            player.error = None
 
     def _mismatch(self) -> CollectiveMismatch:
         replicas = self._strategy.topology.local_replicas

@@ -53,9 +53,9 @@ class _AsPython(enum.Enum):
     """Why a function is not one program, and runs as Python."""
 
     UNEVEN = (
-        "replicas whose shapes differ do not all do the same, an argument is no array of numbers, "
-        "or an iterator is at its end"
+        "replicas whose shapes differ do not all do the same, or an argument is no array of numbers"
     )
+    AT_END = "an iterator is at its end"
     LOOP = "it has a loop over a dataset, or of steps, and only what is inside of it is compiled"
 
 
@@ -237,7 +237,8 @@ class Function:
             frame = replace(frame, runs=self._runs)
         else:
             # Replicas that differ in what they do are no single program: each runs by itself.
-            self._warn_of_uneven_shares()
+            if program is _AsPython.UNEVEN:
+                self._warn_of_uneven_shares()
             frame = replace(frame, uneven=True, runs=None)
         with _context.entered(frame):
             if strategy is None:
@@ -305,7 +306,7 @@ class Function:
                 raise NotOneProgram
             way = self._lifted(signature, arrays, pulls)
         except AtItsEnd:
-            return _AsPython.UNEVEN
+            return _AsPython.AT_END
         except TakesElementsInLoop:
             way = _AsPython.LOOP
         except NotOneProgram:

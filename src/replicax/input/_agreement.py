@@ -11,6 +11,7 @@ import numpy as np
 
 from replicax.cluster import Session
 from replicax.errors import InputFailed, InvalidArgument, InvalidType, StructureMismatch
+from replicax.input._ending import EndOfData
 from replicax.input._feed import Feed, Step
 from replicax.values import Shape
 
@@ -60,7 +61,7 @@ class AgreeingFeed(Feed):
         self._refuse_failures(offers)
         examples = [offer for offer in offers if "kind" in offer]
         if not examples:
-            raise StopIteration
+            raise EndOfData
         self._require_alike(offers)
         if len(examples) < len(offers):
             _require_rows(examples[0])
@@ -90,7 +91,7 @@ class AgreeingFeed(Feed):
                 self._feed = self._begin()
                 self._last_state = self._feed.state
             return self._feed.step(), None
-        except StopIteration:
+        except EndOfData:
             self._at_end = True
             return None, None
         except Exception as error:

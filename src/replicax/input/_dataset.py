@@ -273,15 +273,16 @@ class DistributedDataset:
         depth = self._options.experimental_per_replica_buffer_size
         prepare = functools.partial(self._prepare, steps == 0)
         if self._quick:
-            ahead: Elements = Ahead(produce, prepare, depth, closed=closed)
+            ahead = Ahead(produce, prepare, depth, closed=closed)
         else:
             reader = ReadAhead(produce, owned, closed)
             ahead = Ahead(functools.partial(_given, reader), prepare, depth, reader.steps)
+        elements: Elements = ahead
         if self._topology.spans_processes:
-            ahead = Watched(ahead, cluster.current().progress)
+            elements = Watched(ahead, cluster.current().progress)
         if self._options.experimental_place_dataset_on_device and steps == 0:
-            return Keeping(ahead, self._keep)
-        return ahead
+            return Keeping(elements, self._keep)
+        return elements
 
     def _pass(self, closed: threading.Event) -> Callable[[Any], Feed]:
         """How a pass begins; where there are several workers, as the same pass on all of them."""

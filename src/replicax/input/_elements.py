@@ -8,6 +8,7 @@ from typing import Any, Protocol, final
 from replicax import _nest
 from replicax._typing import Nest
 from replicax.cluster import Progress
+from replicax.input._prefetch import Ahead
 
 Prepared = tuple[Nest, dict[str, Any]]  # an element, and where the pass stands after it
 
@@ -26,16 +27,16 @@ class Elements(Protocol):
 class Watched:
     """Takes from another one, and lets the watchdog know that the program waits."""
 
-    def __init__(self, elements: Elements, progress: Progress) -> None:
+    def __init__(self, elements: Ahead[Prepared], progress: Progress) -> None:
         self._elements = elements
         self._progress = progress
 
     def peek(self, count: int) -> list[Prepared]:
-        with self._progress.for_element():
+        with self._progress.for_element(self._elements.reader):
             return self._elements.peek(count)
 
     def take(self) -> Prepared:
-        with self._progress.for_element():
+        with self._progress.for_element(self._elements.reader):
             return self._elements.take()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from replicax.errors import InvalidArgument, StructureMismatch
+from replicax.input._ending import EndOfData
 from replicax.input._memory import own_copy
 from replicax.input._source import Reader, Source, arrays_of, fields_of
 from replicax.input._splitting import Bounds, Workers, common_rows, count_rows, shares
@@ -53,7 +54,7 @@ class Feed(ABC):
 
     @abstractmethod
     def step(self) -> Step:
-        """The next step; raises StopIteration at the end."""
+        """The next step; raises EndOfData at the end."""
 
     @property
     @abstractmethod
@@ -92,8 +93,14 @@ class SplittingFeed(Feed):
         self._cuts: deque[list[Bounds] | None] = deque()
         self._rows_of_batch = self._steps_of_batch = 0
         self._check = _SameKind()
-        if rows_done:
-            self._begin_batch(rows_done, steps_done)
+        if steps_done:  # which may have been without rows, where there are fewer than replicas
+            try:
+                self._begin_batch(rows_done, steps_done)
+            except EndOfData:
+                raise InvalidArgument(
+                    "The dataset has ended before the batch in which this state stands, after "
+                    f"{steps_done} step(s) of it. Give the state of an iterator over the same data."
+                ) from None
 
     def step(self) -> Step:
         if not self._cuts:
@@ -170,7 +177,7 @@ class TakingFeed(Feed):
         elements = [self._take(index // each) for index in range(self._replicas)]
         example = next((element for element in elements if element is not None), None)
         if example is None:
-            raise StopIteration
+            raise EndOfData
         parts = [
             [_rows_or_none(element, leaf, example) for element in elements]
             for leaf in range(len(example))
@@ -183,7 +190,7 @@ class TakingFeed(Feed):
             return None
         try:
             element = reader.read()
-        except StopIteration:  # at its end it is not asked again: some would begin anew
+        except EndOfData:  # at its end it is not asked again: some would begin anew
             self._last_states[index] = reader.get_state()
             reader.close()
             self._readers[index] = None
@@ -211,7 +218,7 @@ def first_step(feed: Feed) -> Step | None:
     """The first step of a pass, which is given up after it; None if there is none."""
     try:
         return feed.step()
-    except StopIteration:
+    except EndOfData:
         return None
     finally:
         feed.close()

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, final
 
 from replicax._jax_compat import thread_configuration
 from replicax.errors import InvalidArgument, PerformanceHint, ReplicaxError
+from replicax.input._ending import EndOfData, input_failed
 
 Item = TypeVar("Item")
 
@@ -70,9 +71,15 @@ class Ahead(Generic[Item]):
             daemon=True,  # the user's source may block for ever, and an interpreter has to end
         )
         self._queue.thread = self._thread
+        self._end: _End | None = None
         _open.add(self._queue)
         weakref.finalize(self, self._queue.close).atexit = False  # see `_end_all`
         self._thread.start()
+
+    @property
+    def reader(self) -> threading.Thread:
+        """The thread that reads the source."""
+        return self._queue.reader
 
     def peek(self, count: int) -> list[Item]:
         """The next `count` items; fewer if the end, or an error, comes before."""
@@ -80,7 +87,14 @@ class Ahead(Generic[Item]):
 
     def take(self) -> Item:
         """The next item; raises what ended them, if there is none."""
-        return self._queue.take()
+        if self._end is None:
+            taken = self._queue.take()
+            if not isinstance(taken, _End):
+                return taken
+            # Kept here and not in the queue: the traceback of an error comes to hold the caller's
+            # frames, and so this object, which would never go if its finalizer held the error.
+            self._end = taken
+        raise self._end.exception()
 
     def close(self) -> None:
         """Ends the thread; whoever waits for an item is told."""
@@ -104,10 +118,32 @@ class ReadAhead:
         self.steps: Ahead[Any] = Ahead(begin, finish, depth=2, closed=closed)
 
     def step(self) -> Any:
-        return self.steps.take()
+        try:
+            return self.steps.take()
+        except StopIteration:
+            raise EndOfData from None
 
     def close(self) -> None:
         self.steps.close()
+
+
+@final
+class _End:
+    """Why there are no more items."""
+
+    def __init__(self, reason: BaseException) -> None:
+        self._reason = reason
+        self._traceback = reason.__traceback__
+
+    def exception(self) -> BaseException:
+        """Return what to raise, each time somebody asks for an item.
+
+        At the end of the data that is a new exception, so that nothing here comes to hold the
+        frames that it passes. An error does not collect the frames of earlier times.
+        """
+        if isinstance(self._reason, StopIteration):
+            return StopIteration()
+        return self._reason.with_traceback(self._traceback)
 
 
 @final
@@ -120,10 +156,17 @@ class _Queue(Generic[Item]):
         self._told = closed
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()  # re-entrant: the garbage collector calls `close`
-        self._ended: BaseException | None = None
-        self._closed = False
+        self._reason: BaseException | None = None  # until the consuming side has taken it
+        self._over = self._closed = False
         self.busy = False  # in the user's code
         self.thread: threading.Thread | None = None
+
+    @property
+    def reader(self) -> threading.Thread:
+        """The thread that reads the source: its own, or that of the queue before it."""
+        thread = self.thread if self._upstream is None else self._upstream.thread
+        assert thread is not None
+        return thread
 
     # The producing side.
 
@@ -141,12 +184,14 @@ class _Queue(Generic[Item]):
 
     def end(self, reason: BaseException) -> None:
         with self._changed:
-            self._ended = reason
+            self._reason = reason
+            self._over = True
             self._changed.notify_all()
 
     # The consuming side.
 
-    def take(self) -> Item:
+    def take(self) -> Item | _End:
+        """Return the next item or, once, why there is none."""
         with self._changed:
             if self._items or self.wait_for(1):
                 self._changed.notify_all()
@@ -156,16 +201,17 @@ class _Queue(Generic[Item]):
                     "The iterator was closed while somebody waited for its next element."
                 )
         self.join(_PATIENCE)
-        if self._ended is None:
+        if self._reason is None:
             raise ReplicaxError("The thread that prepares elements is gone without a word.")
-        raise self._ended
+        end, self._reason = _End(self._reason), None
+        return end
 
     def wait_for(self, count: int) -> list[Item]:
         with self._changed:
             if count > self._depth:
                 self._depth = count
                 self._changed.notify_all()
-            while len(self._items) < count and self._ended is None and not self._closed:
+            while len(self._items) < count and not self._over and not self._closed:
                 if not self._changed.wait(_LONG):
                     if self.thread is None or not self.thread.is_alive():
                         break
@@ -188,9 +234,7 @@ class _Queue(Generic[Item]):
             self.thread.join(seconds)
 
     def _say_what_it_waits_for(self) -> None:
-        reader = self.thread if self._upstream is None else self._upstream.thread
-        assert reader is not None
-        frame = sys._current_frames().get(reader.ident or 0)
+        frame = sys._current_frames().get(self.reader.ident or 0)
         where = "".join(traceback.format_stack(frame)[-3:])
         del frame
         warnings.warn(
@@ -221,8 +265,12 @@ def _work(
                     del raw
             finally:
                 producer.close()
-    except StopIteration:
-        queue.end(StopIteration())  # a new one, whose traceback holds nothing
+    except EndOfData:
+        queue.end(StopIteration())
+    except StopIteration as stop:  # of some function, which must not look like the end
+        error = input_failed(traceback.format_tb(stop.__traceback__)[-1].strip())
+        error.__cause__ = stop
+        queue.end(error)
     except BaseException as reason:  # whatever it is, the one who asks for the element gets it
         queue.end(reason)
     finally:

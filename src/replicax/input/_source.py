@@ -14,6 +14,7 @@ from replicax import _nest
 from replicax._enums import AutoShardPolicy
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType, StructureMismatch
+from replicax.input._ending import EndOfData, Guarded
 
 
 class CannotShardByFile(Exception):
@@ -36,7 +37,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self) -> Nest:
-        """The next element, a nest of NumPy arrays; raises StopIteration at the end."""
+        """The next element, a nest of NumPy arrays; raises EndOfData at the end."""
 
     @abstractmethod
     def get_state(self) -> Any:
@@ -110,7 +111,9 @@ class CountingReader(Reader):
         origin: Any = None,
         done: int = 0,
     ) -> None:
-        self._elements = elements
+        self._given = elements
+        # A generator cannot raise StopIteration: Python makes a RuntimeError of it.
+        self._elements = elements if isinstance(elements, Generator) else Guarded(elements)
         self._convert = convert
         self._origin = origin
         self._skip = self._done = done
@@ -119,7 +122,10 @@ class CountingReader(Reader):
         if self._skip:  # not before somebody wants an element: it may take long
             next(islice(self._elements, self._skip, self._skip), None)
             self._skip = 0
-        element = next(self._elements)
+        try:
+            element = next(self._elements)
+        except StopIteration:
+            raise EndOfData from None
         self._done += 1
         return self._convert(element)
 
@@ -127,8 +133,8 @@ class CountingReader(Reader):
         return {"read": self._done, "origin": self._origin}
 
     def close(self) -> None:
-        if isinstance(self._elements, Generator):
-            self._elements.close()  # so that the user's `finally` runs here and now
+        if isinstance(self._given, Generator):
+            self._given.close()  # so that the user's `finally` runs here and now
 
 
 @final
@@ -168,7 +174,7 @@ class _BatchingReader(Reader):
         for _ in range(self._size - 1):
             try:
                 rows.append(self._examples.read())
-            except StopIteration:
+            except EndOfData:
                 break
         try:
             return _nest.transform(lambda *columns: np.stack(columns), *rows, everything=True)

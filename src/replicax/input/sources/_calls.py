@@ -8,6 +8,7 @@ from typing import Any, final
 
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType
+from replicax.input._ending import EndOfData
 from replicax.input._source import Reader, Source, fields_of, numpy_of
 
 
@@ -82,7 +83,10 @@ class _CallReader(Reader):
         self._calls = calls
 
     def read(self) -> Nest:
-        element, self._calls = self._source.call(self._calls)
+        try:
+            element, self._calls = self._source.call(self._calls)
+        except StopIteration as stop:  # which is how these functions say that it is the end
+            raise EndOfData from stop
         return element
 
     def get_state(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, final
 
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument
+from replicax.input._ending import EndOfData, Guarded, meaning_of
 from replicax.input._source import CannotShardByFile, Reader, Source, fields_of
 
 # As many as Grain takes by itself. It reads 500 elements ahead with them, meant for examples; ours
@@ -97,6 +98,7 @@ class _IterSource(Source):
 class _GrainReader(Reader):
     def __init__(self, dataset: Any, state: Any) -> None:
         self._iterator = iter(dataset)
+        _guard_parents(self._iterator)
         if state is not None:
             try:
                 self._iterator.set_state(copy.deepcopy(state))
@@ -108,7 +110,10 @@ class _GrainReader(Reader):
                 ) from error
 
     def read(self) -> Nest:
-        return next(self._iterator)
+        try:
+            return next(self._iterator)
+        except StopIteration as stop:
+            raise meaning_of(stop) from stop
 
     def get_state(self) -> Any:
         return copy.deepcopy(self._iterator.get_state())  # some give the one that they change
@@ -132,10 +137,22 @@ class _IndexReader(Reader):
             self._next_index += 1
             if element is not None:  # Grain's word for one that was filtered out
                 return element
-        raise StopIteration
+        raise EndOfData
 
     def get_state(self) -> Any:
         return {"next_index": self._next_index}
+
+
+def _guard_parents(iterator: Any) -> None:
+    """Guards what an iterator of Grain reads from, if it does so in Grain's usual way.
+
+    There is no public way to see the functions of a pipeline, nor the iterators of its steps.
+    """
+    parents = getattr(iterator, "_parents", ())
+    for parent in parents:
+        _guard_parents(parent)
+    if parents:
+        iterator._parents = tuple(Guarded(parent) for parent in parents)
 
 
 def _only_moves_memory(dataset: Any) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from replicax import _nest
 from replicax._typing import Nest
 from replicax.errors import InexactResumption
+from replicax.input._ending import Guarded
 from replicax.input._source import CountingReader, Reader, Source, fields_of
 
 
@@ -72,7 +73,7 @@ class _LoaderSource(Source):
 
     def _begin(self) -> Iterator[Any]:
         """A pass; the first element is drawn now, for samplers draw when they are first asked."""
-        elements = iter(self._loader)
+        elements = Guarded(iter(self._loader))
         try:
             first = next(elements)
         except StopIteration:

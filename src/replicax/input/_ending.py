@@ -1,0 +1,86 @@
+"""The end of the data, told apart from a StopIteration that a function of the user's raised."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, final
+
+from replicax.cluster import is_users
+from replicax.errors import InputFailed
+
+
+class EndOfData(Exception):
+    """Says that a reader or a feed has nothing more.
+
+    It is no StopIteration, which any code may raise by mistake, as `next` of something empty does.
+    """
+
+
+def meaning_of(stop: StopIteration) -> EndOfData | InputFailed:
+    """Return what it means that a dataset's iterator raised this.
+
+    It is the end, unless the first code of the user's that it came from is a function, such as one
+    given to `map`, and no method of an iterator.
+    """
+    trace = stop.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_name == "reraise":  # PyTorch, of what one of its processes raised
+            return input_failed(str(stop).partition("\n")[0])
+        if is_users(frame.f_code.co_filename):
+            if _is_of_iterator(frame):
+                break
+            name, file = frame.f_code.co_qualname, frame.f_code.co_filename
+            return input_failed(f"`{name}` ({file}:{trace.tb_lineno})")
+        trace = trace.tb_next
+    return EndOfData()
+
+
+def input_failed(where: str) -> InputFailed:
+    """Return the error for a StopIteration that is not the end of the data."""
+    return InputFailed(
+        "A function in the input raised StopIteration, which would have ended the data quietly: "
+        f"{where}. Look for a `next` without a default in it, or raise another error. To end a "
+        "dataset early, use `take`, or a generator function, which returns."
+    )
+
+
+@final
+class Guarded:
+    """An iterator that raises StopIteration at its own end only.
+
+    Whatever reads from it may take every StopIteration for the end: a batch of Grain that meets one
+    is short, and the next batch goes on behind it. For what else it is asked, the iterator answers.
+    """
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+
+    def __iter__(self) -> Guarded:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration as stop:
+            meaning = meaning_of(stop)
+            if isinstance(meaning, InputFailed):
+                raise meaning from stop
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+
+def _is_of_iterator(frame: FrameType) -> bool:
+    """Return whether a frame is that of a method of an iterator, be it decorated."""
+    code = frame.f_code
+    first: Any = None
+    if code.co_argcount:
+        first = frame.f_locals.get(code.co_varnames[0])
+    elif code.co_flags & inspect.CO_VARARGS:
+        rest = frame.f_locals.get(code.co_varnames[code.co_kwonlyargcount])
+        first = rest[0] if isinstance(rest, tuple) and rest else None
+    return hasattr(type(first), "__next__")  # not `Iterator`: some have no `__iter__`

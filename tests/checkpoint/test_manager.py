@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -190,6 +191,22 @@ def test_a_worker_that_takes_long_to_write_says_so(tmp_path, gate, monkeypatch):
         manager.sync()
     assert told[:3] == ["busy"] * 3
     assert told[-1] == "done"
+
+
+def test_workers_that_wait_without_limit_wait_for_a_save(tmp_path, gate, monkeypatch):
+    class Session:
+        timeout_seconds = math.inf
+
+        def meet(self, label, value):
+            return [value, None]
+
+    manager = rx.CheckpointManager(rx.Checkpoint(epoch=1), tmp_path, asynchronous=True)
+    manager.save()
+    threading.Timer(0.1, gate.set).start()
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "session", Session)
+        manager.sync()
+    assert names(manager) == ["ckpt-1"]
 
 
 def test_a_program_that_ends_waits_for_what_is_written(tmp_path, run_python):

@@ -25,6 +25,7 @@ from replicax._command_line import main
 from replicax.errors import InvalidArgument
 from replicax.launch import Patience, launch
 from replicax.launch._exits import Exits
+from replicax.launch._status import Status
 
 # Long enough for anything on a busy machine, in seconds.
 LONG = 60.0
@@ -265,6 +266,10 @@ def test_a_module_instead_of_a_script(script, tmp_path):
         (["--workers", "2", "--devices-per-worker", "0", __file__], "0 is not in the range"),
         (["--workers", "2", "--worker", __file__], "No such option"),
         (["--workers", "2", "missing.py"], "there is no file 'missing.py'"),
+        (["--workers", "2", "--grace-period", "nan", __file__], "got nan."),
+        (["--workers", "2", "--grace-period", "1e300", __file__], "got 1e+300."),
+        (["--workers", "2", "--backoff", "-1", __file__], "it must be a number of seconds"),
+        (["--workers", "2", "--backoff", "soon", __file__], "'soon' is not a valid"),
         (["--workers", "2", "--log-dir", __file__, __file__], "is a file"),
         (["--workers", "2", "--log-dir", f"{__file__}/logs", __file__], "Not a directory"),
     ],
@@ -463,6 +468,16 @@ def test_all_workers_are_started_again_until_it_works(run, tmp_path):
         assert len(set(ports)) == 3
 
 
+def test_thousands_of_restarts_have_a_pause(monkeypatch, script):
+    class Late(Status):
+        def __init__(self, workers: int, max_restarts: int) -> None:
+            super().__init__(workers, max_restarts)
+            self.attempt = 5000
+
+    monkeypatch.setattr("replicax.launch._launcher.Status", Late)
+    assert launch([script("sys.exit(3)")], workers=1, max_restarts=5001, backoff=0.0) == 3
+
+
 def test_restarts_come_to_an_end(run):
     result = run(FAILS_TWICE, max_restarts=1, backoff=0.0)
     assert result.code == 2
@@ -504,6 +519,25 @@ def test_signals_are_passed_on(script, tmp_path, number, reaction, code):
     assert b"failed first" not in err
 
 
+def test_a_grace_period_without_limit(script, tmp_path):
+    body = """
+        def save(*_):
+            time.sleep(0.5)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        tell(f"ready {me}")
+        time.sleep(1000)
+    """
+    with launcher(
+        *("--workers", "1", "--grace-period", "inf", script(body)), stderr=subprocess.PIPE
+    ) as process:
+        read(tmp_path / "ready 0")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 0, err
+    assert b"They may take any time; press Ctrl-C to kill them now." in err
+
+
 def test_a_second_ctrl_c_kills_at_once(script, tmp_path):
     body = """
         def hear(*_):
@@ -522,9 +556,10 @@ def test_a_second_ctrl_c_kills_at_once(script, tmp_path):
     assert process.returncode == 130
 
 
-def test_ctrl_c_between_two_attempts(script):
+@pytest.mark.parametrize("backoff", ["1000", "inf"])
+def test_ctrl_c_between_two_attempts(script, backoff):
     with launcher(
-        *("--workers", "1", "--max-restarts", "3", "--backoff", "1000", script("sys.exit(3)")),
+        *("--workers", "1", "--max-restarts", "3", "--backoff", backoff, script("sys.exit(3)")),
         stderr=subprocess.PIPE,
     ) as process:
         while b"Starting all workers again in 30 s" not in process.stderr.readline():

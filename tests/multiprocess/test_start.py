@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import socket
 from collections.abc import Sequence
@@ -127,6 +128,12 @@ def test_bad_arguments_are_refused():
         rx.MultiWorkerMirroredStrategy("worker")
     with pytest.raises(TypeError, match="communication_options"):
         rx.MultiWorkerMirroredStrategy(communication_options=5)
+
+
+def test_workers_come_together_without_a_limit():
+    addresses = on_loopback(2)
+    for ended in start([told(index, addresses) for index in range(2)], timeout=math.inf):
+        assert ended.code == 0, ended.output
 
 
 def test_a_chief_and_a_worker_come_together(monkeypatch):

@@ -30,6 +30,7 @@ from replicax.errors import (
 
 # What workers tell each other of their iterators goes through the connection for control.
 _LONGEST_STATES = 8_000_000  # characters of JSON, of all workers
+_LONGEST_SILENCE = 60.0  # seconds that a worker which writes waits between two meetings
 
 
 def meet(label: str, value: Any = None) -> list[Any]:
@@ -183,7 +184,7 @@ def _longest_wait() -> float | None:
     session = cluster.session()
     # Who writes comes to the meetings too, and says that it is not ready, so that the others
     # do not take it for stuck.
-    return None if session is None else session.timeout_seconds / 4
+    return None if session is None else min(session.timeout_seconds / 4, _LONGEST_SILENCE)
 
 
 def begin(

@@ -284,6 +284,11 @@ def test_examples_and_a_signature_are_one_too_many(tmp_path):
         rx.export(jnp.sin, tmp_path / "model", X, input_signature=[X])
 
 
+def test_a_signature_is_a_list_or_tuple(tmp_path):
+    with pytest.raises(rx.errors.InvalidType, match=r"must be a list or tuple.*got a int"):
+        rx.export(jnp.sin, tmp_path / "model", input_signature=3)
+
+
 def test_it_is_called_outside_of_functions(two, tmp_path):
     def step(x):
         rx.export(jnp.sin, tmp_path / "model", X)

@@ -527,6 +527,10 @@ def test_arguments_that_mean_nothing(tmp_path):
         rx.CheckpointManager(checkpoint, tmp_path, checkpoint_interval=3)
     with pytest.raises(rx.errors.InvalidArgument, match="no path; got 'a/b'"):
         rx.CheckpointManager(checkpoint, tmp_path, checkpoint_name="a/b")
+    with pytest.raises(rx.errors.InvalidArgument, match="no path; got None"):
+        rx.CheckpointManager(checkpoint, tmp_path, checkpoint_name=None)  # type: ignore[arg-type]
+    with pytest.raises(rx.errors.InvalidType, match="`init_fn` must be a function; got 3"):
+        rx.CheckpointManager(checkpoint, tmp_path, init_fn=3)  # type: ignore[arg-type]
     with pytest.raises(rx.errors.InvalidArgument, match=r"`max_to_keep`.*got True"):
         rx.CheckpointManager(checkpoint, tmp_path, True)
     with pytest.raises(rx.errors.InvalidType, match="counts steps; got 'steps'"):

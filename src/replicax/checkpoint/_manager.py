@@ -85,6 +85,8 @@ class CheckpointManager:
                 f"`checkpoint_name` is a name, and no path; got {checkpoint_name!r}. Give the path "
                 "as the directory."
             )
+        if init_fn is not None and not callable(init_fn):
+            raise InvalidType(f"`init_fn` must be a function; got {init_fn!r}.")
         self._checkpoint = checkpoint
         self._directory = local_path(directory)
         self._retention = Retention(

@@ -252,7 +252,7 @@ def test_a_program_that_ends_is_told_of_a_save_that_failed(tmp_path, run_python)
         checkpoint = rx.Checkpoint(epoch=1)
         rx.CheckpointManager(checkpoint, {str(tmp_path)!r}, asynchronous=True).save()
     """
-    assert "ckpt-1 was not written: OSError('the disk is full')" in run_python(code).stderr
+    assert "ckpt-1 was not written: OSError: the disk is full." in run_python(code).stderr
 
 
 def test_what_was_cut_off_is_never_picked_up(tmp_path):

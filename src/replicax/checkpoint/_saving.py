@@ -109,7 +109,7 @@ class Exact:
     def proposed(self, saves: int) -> int:
         """Return 0, unless the path is taken by something that must not be replaced."""
         path = self.path(0)
-        if path.exists() and not files.is_checkpoint(path):
+        if files.is_there(path) and not files.is_checkpoint(path):
             raise InvalidArgument(
                 f"A checkpoint cannot be written to {path}: there is something else, that is no "
                 "checkpoint of replicax. Remove it, or give another path."

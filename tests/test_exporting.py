@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -365,3 +366,10 @@ def test_flax_modules(strategy, tmp_path):
             equal(loaded(path).call(flax_models.X[:1]), expected[:1], 1e-5)
     after = flax_models.numbers(model)
     assert all((after[name] == value).all() for name, value in before.items())
+
+
+def test_an_export_does_not_take_the_place_of_a_device_or_fifo(tmp_path):
+    os.mkfifo(tmp_path / "model")
+    with pytest.raises(rx.errors.InvalidArgument, match="must name a file"):
+        rx.export(lambda x: x, tmp_path / "model", X)
+    assert (tmp_path / "model").is_fifo()

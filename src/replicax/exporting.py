@@ -139,7 +139,12 @@ def _target(path: Any) -> Path:
             f"`path` of `rx.export` must name a file of this machine, or mounted there; got "
             f"{text!r}."
         )
-    return Path(text).absolute()
+    target = Path(text).absolute()
+    if target.exists() and not target.is_file():  # a device, which would be replaced by a file
+        raise InvalidArgument(
+            f"`path` of `rx.export` must name a file; {text!r} is something else."
+        )
+    return target
 
 
 def _require_platforms(platforms: Sequence[str] | None) -> None:

@@ -88,20 +88,24 @@ def launch_command(
     Each worker is told of the others by TF_CONFIG. When one fails, all are stopped, and the exit
     code is that of the one that failed first.
     """
-    if not is_module and not Path(script).exists():
+    # To read a FIFO waits for its writer; a directory may have a `__main__.py`.
+    if not is_module and not Path(script).is_file() and not Path(script).is_dir():
         raise click.BadParameter(f"there is no file {script!r}.", param_hint="'SCRIPT'")
     if log_dir is not None:
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise click.BadParameter(str(error), param_hint="'--log-dir'") from None
-    code = launch(
-        [*(["-m"] if is_module else []), script, *arguments],
-        workers=workers,
-        devices_per_worker=devices_per_worker,
-        max_restarts=max_restarts,
-        log_directory=log_dir,
-        patience=Patience(grace=grace_period),
-        backoff=backoff,
-    )
+    try:
+        code = launch(
+            [*(["-m"] if is_module else []), script, *arguments],
+            workers=workers,
+            devices_per_worker=devices_per_worker,
+            max_restarts=max_restarts,
+            log_directory=log_dir,
+            patience=Patience(grace=grace_period),
+            backoff=backoff,
+        )
+    except InvalidArgument as error:
+        raise click.UsageError(str(error), context) from error
     context.exit(code)

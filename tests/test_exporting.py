@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -284,6 +285,11 @@ def test_examples_and_a_signature_are_one_too_many(tmp_path):
         rx.export(jnp.sin, tmp_path / "model", X, input_signature=[X])
 
 
+def test_a_signature_is_a_list_or_tuple(tmp_path):
+    with pytest.raises(rx.errors.InvalidType, match=r"must be a list or tuple.*got a int"):
+        rx.export(jnp.sin, tmp_path / "model", input_signature=3)
+
+
 def test_it_is_called_outside_of_functions(two, tmp_path):
     def step(x):
         rx.export(jnp.sin, tmp_path / "model", X)
@@ -360,3 +366,10 @@ def test_flax_modules(strategy, tmp_path):
             equal(loaded(path).call(flax_models.X[:1]), expected[:1], 1e-5)
     after = flax_models.numbers(model)
     assert all((after[name] == value).all() for name, value in before.items())
+
+
+def test_an_export_does_not_take_the_place_of_a_device_or_fifo(tmp_path):
+    os.mkfifo(tmp_path / "model")
+    with pytest.raises(rx.errors.InvalidArgument, match="must name a file"):
+        rx.export(lambda x: x, tmp_path / "model", X)
+    assert (tmp_path / "model").is_fifo()

@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 _FIRST = 3  # numbers of an array that a message shows
+_MANY_BITS = 10_000  # Python refuses to write numbers of more than 4,300 digits
 
 
 def described(value: Any) -> str:
@@ -30,6 +31,11 @@ class _Words(reprlib.Repr):
         if isinstance(x, (jax.Array, np.ndarray)):
             return _array(x)
         return super().repr1(x, level)
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > _MANY_BITS:
+            return f"an int of {x.bit_length()} bits"
+        return super().repr_int(x, level)
 
 
 _words = _Words()

@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import functools
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -99,12 +100,18 @@ def only_errors_logged() -> Iterator[None]:
     Why: JAX warns of a feature of its coordination service that is used on purpose, and XLA takes
     no notice of the environment variable for this once it has been loaded.
     """
-    usual = int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0"))
+    usual = _log_level(os.environ.get("TF_CPP_MIN_LOG_LEVEL", ""))
     _utils.absl_set_min_log_level(max(usual, 2))
     try:
         yield
     finally:
         _utils.absl_set_min_log_level(usual)
+
+
+def _log_level(text: str) -> int:
+    """Return the level that XLA reads from the text: 0 where there is no number, 3 at most."""
+    found = re.match(r"\s*(\d{1,3})", text)
+    return min(int(found[1]), 3) if found else 0
 
 
 def abandon_distributed_runtime() -> None:

@@ -115,6 +115,11 @@ def _taken(
         raise InvalidArgument(
             f"`rx.export` of `{name}` got example arguments and an `input_signature`. Give one."
         )
+    if input_signature is not None and not isinstance(input_signature, (list, tuple)):
+        raise InvalidType(
+            f"`input_signature` of `rx.export` of `{name}` must be a list or tuple, with one entry "
+            f"for each argument; got {_kind(input_signature)}."
+        )
     signature = args or (declared if input_signature is None else tuple(input_signature))
     if signature is None:
         raise InvalidArgument(
@@ -134,7 +139,12 @@ def _target(path: Any) -> Path:
             f"`path` of `rx.export` must name a file of this machine, or mounted there; got "
             f"{text!r}."
         )
-    return Path(text).absolute()
+    target = Path(text).absolute()
+    if target.exists() and not target.is_file():  # a device, which would be replaced by a file
+        raise InvalidArgument(
+            f"`path` of `rx.export` must name a file; {text!r} is something else."
+        )
+    return target
 
 
 def _require_platforms(platforms: Sequence[str] | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -85,6 +86,13 @@ def test_the_next_one_is_waited_for(tmp_path, monkeypatch):
     checkpoint.save(tmp_path / "model")
     assert next(seen) == str(tmp_path / "model-2")
     assert slept == [0.5, 0.5, 0.5, 60.0]
+
+
+def test_no_limit_to_the_wait(tmp_path, monkeypatch):
+    checkpoint = rx.Checkpoint(epoch=1)
+    path = str(tmp_path / "model-1")
+    monkeypatch.setattr("time.sleep", lambda seconds: checkpoint.save(tmp_path / "model"))
+    assert next(rx.checkpoints_iterator(tmp_path, timeout=math.inf)) == path
 
 
 def test_bad_arguments_are_refused_at_once(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -192,6 +193,22 @@ def test_a_worker_that_takes_long_to_write_says_so(tmp_path, gate, monkeypatch):
     assert told[-1] == "done"
 
 
+def test_workers_that_wait_without_limit_wait_for_a_save(tmp_path, gate, monkeypatch):
+    class Session:
+        timeout_seconds = math.inf
+
+        def meet(self, label, value):
+            return [value, None]
+
+    manager = rx.CheckpointManager(rx.Checkpoint(epoch=1), tmp_path, asynchronous=True)
+    manager.save()
+    threading.Timer(0.1, gate.set).start()
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "session", Session)
+        manager.sync()
+    assert names(manager) == ["ckpt-1"]
+
+
 def test_a_program_that_ends_waits_for_what_is_written(tmp_path, run_python):
     code = f"""
         import os, numpy as np, replicax as rx
@@ -235,7 +252,7 @@ def test_a_program_that_ends_is_told_of_a_save_that_failed(tmp_path, run_python)
         checkpoint = rx.Checkpoint(epoch=1)
         rx.CheckpointManager(checkpoint, {str(tmp_path)!r}, asynchronous=True).save()
     """
-    assert "ckpt-1 was not written: OSError('the disk is full')" in run_python(code).stderr
+    assert "ckpt-1 was not written: OSError: the disk is full." in run_python(code).stderr
 
 
 def test_what_was_cut_off_is_never_picked_up(tmp_path):
@@ -510,6 +527,10 @@ def test_arguments_that_mean_nothing(tmp_path):
         rx.CheckpointManager(checkpoint, tmp_path, checkpoint_interval=3)
     with pytest.raises(rx.errors.InvalidArgument, match="no path; got 'a/b'"):
         rx.CheckpointManager(checkpoint, tmp_path, checkpoint_name="a/b")
+    with pytest.raises(rx.errors.InvalidArgument, match="no path; got None"):
+        rx.CheckpointManager(checkpoint, tmp_path, checkpoint_name=None)  # type: ignore[arg-type]
+    with pytest.raises(rx.errors.InvalidType, match="`init_fn` must be a function; got 3"):
+        rx.CheckpointManager(checkpoint, tmp_path, init_fn=3)  # type: ignore[arg-type]
     with pytest.raises(rx.errors.InvalidArgument, match=r"`max_to_keep`.*got True"):
         rx.CheckpointManager(checkpoint, tmp_path, True)
     with pytest.raises(rx.errors.InvalidType, match="counts steps; got 'steps'"):

@@ -1,6 +1,7 @@
 """`ClusterSpec`, against what `tf.train.ClusterSpec` does."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -8,6 +9,13 @@ import pytest
 import replicax as rx
 
 WORKERS = ["host0:2222", "host1:2222"]
+
+
+def nested(depth):
+    nest = []
+    for _ in range(depth):
+        nest = [nest]
+    return nest
 
 
 @pytest.mark.parametrize(
@@ -79,12 +87,16 @@ def test_its_representation_is_in_the_order_of_names_and_can_be_evaluated():
         ({"worker": 3}, "list of addresses.*job 'worker' has 3"),
         ({"worker": {"one": "a"}}, "index of a task is an integer.*'worker' has a task 'one'"),
         ({"worker": {-1: "a"}}, "index of a task is an integer, 0 or more.*task -1"),
+        ({"worker": {10**5000: "a"}}, "an integer, 0 or more.*task an int of 16610 bits"),
+        ({"worker": 10**5000}, "'worker' has an int of 16610 bits"),
+        ({"worker": [nested(100_000)]}, r"task 0 of job 'worker' has \[\["),
         ({"worker": {True: "a"}}, "index of a task is an integer.*task True"),
         ({"worker": {1: "a", "1": "b"}}, "one address.*an index occurs twice. Remove one"),
         ({"worker": ["a", None]}, "'host0:2222'; task 1 of job 'worker' has None"),
         ({"worker": ["a", " "]}, "'host0:2222'; task 1 of job 'worker' has ' '"),
         ({"worker": {4: 2222}}, "'host0:2222'; task 4 of job 'worker' has 2222"),
     ],
+    ids=itertools.count(),
 )
 def test_what_is_no_cluster_is_refused(given, message):
     with pytest.raises(rx.errors.ClusterError, match=message):

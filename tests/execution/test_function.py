@@ -126,6 +126,25 @@ def test_options_of_tf_function(two, option):
             rx.function(**{option: value})
 
 
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        (3, r"must be a list or tuple, with one entry for each argument; got 3\. Give something"),
+        ("x", "must be a list or tuple"),
+        (np.ones(2), r"must be a list or tuple.*got array of shape \(2,\)"),
+        ([3], "must say the shape and dtype of each argument; got 3"),
+        (["float32"], "shape and dtype of each argument; got 'float32'"),
+        ([{"x": jnp.float32}], "shape and dtype of each argument; got <class"),
+    ],
+)
+def test_what_is_no_input_signature_is_refused_at_once(signature, words):
+    with pytest.raises(rx.errors.InvalidType, match=f"The input signature of `step` .*{words}"):
+
+        @rx.function(input_signature=signature)
+        def step(x):
+            return x
+
+
 def test_input_signature(two):
     spec = jax.ShapeDtypeStruct((4, 2), jnp.float32)
 

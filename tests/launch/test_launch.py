@@ -24,7 +24,10 @@ import pytest
 from replicax._command_line import main
 from replicax.errors import InvalidArgument
 from replicax.launch import Patience, launch
+from replicax.launch._escapes import harmless
 from replicax.launch._exits import Exits
+from replicax.launch._output import _Lines
+from replicax.launch._status import Status
 
 # Long enough for anything on a busy machine, in seconds.
 LONG = 60.0
@@ -153,6 +156,112 @@ def test_bytes_that_are_no_text_and_progress_bars(run, tmp_path):
     assert log.startswith(b"\xff\xfe\n\r0 %\r20 %")
 
 
+ESCAPES = {
+    b"plain \xc3\xa9\xe2\x9b\xb5\ttab": b"plain \xc3\xa9\xe2\x9b\xb5\ttab",
+    b"\xff\xfe": b"\xff\xfe",
+    b"\x1b[1;31mred\x1b[0m": b"\x1b[1;31mred\x1b[0m\x1b[0m",
+    b"\x1b[38;2;1;2;3mleft on": b"\x1b[38;2;1;2;3mleft on\x1b[0m",
+    b"clear\x1b[2J\x1b[H\x1b[K\x1b[?25l": b"clear",
+    b"\x1b]0;title\x07text": b"text",
+    b"\x1b]52;c;Y29weQ==\x1b\\text": b"text",
+    b"\x1b]8;;http://a\x1b\\link\x1b]8;;\x1b\\": b"link",
+    b"\x1bPq#0\x1b\\sixel": b"sixel",
+    b"\x1bcreset\x1b7\x1b(0": b"reset",
+    b"\x1b]0;not ended": b"\\x1b]0;not ended",
+    b"\x1b[": b"\\x1b[",
+    b"\x1b": b"\\x1b",
+    b"\x1b\x1b[2J[2J": b"\\x1b[2J",
+    b"bell\x07 back\x08 delete\x7f null\x00": b"bell\\x07 back\\x08 delete\\x7f null\\x00",
+    b"\xc2\x9b2J": b"\\x9b2J",
+    b"\x9b2J": b"\\x9b2J",
+}
+
+
+@pytest.mark.parametrize(("line", "shown"), ESCAPES.items(), ids=range(len(ESCAPES)))
+def test_colours_pass_and_other_escapes_do_not(line, shown):
+    assert harmless(line) == shown
+    assert harmless(shown.removesuffix(b"\x1b[0m"), colours=False).find(b"\x1b") == -1
+
+
+@pytest.mark.parametrize("part", [b"\x1b]", b"\x1b[", b"\x1bP0", b"\x1b", b"\xc2\x90", b"\x1b[0;"])
+def test_a_long_line_of_escapes_takes_no_time(part):
+    began = time.monotonic()
+    assert b"\x1b" not in harmless(part * 200_000)
+    assert time.monotonic() - began < 10
+
+
+def test_what_a_worker_writes_cannot_change_the_terminal(run, tmp_path):
+    body = r"""
+        write = sys.stdout.buffer.write
+        write(b"\x1b]0;evil\x07\x1b[31mred\x1b[2J\n")
+        write(b"\x1b]0;over two\nlines\x07\n")
+        sys.exit(3)
+    """
+    result = run(body, workers=1, log_directory=tmp_path / "logs")
+    lines = ["\x1b[31mred\x1b[0m", "\\x1b]0;over two", "lines\\x07"]
+    assert result.lines(0) == lines
+    assert "\n".join(f"    {line}" for line in lines) in result.err
+    log = (tmp_path / "logs" / "attempt-0" / "worker-0.log").read_bytes()
+    assert log.startswith(b"\x1b]0;evil\x07\x1b[31mred\x1b[2J\n")
+
+
+def test_a_progress_bar_in_the_status_has_no_escapes():
+    lines = _Lines()
+    assert lines.add(b"\r\x1b[32m10 %\x1b[0m\x1b[K") == []
+    assert lines.progress == b"10 %"
+    assert lines.add(b"\r\x1b[32m20 %\x1b") == []  # the middle of a sequence
+    assert lines.add(b"[0m\n") == [b"\x1b[32m20 %\x1b[0m\x1b[0m"]
+
+
+def as_link(path: Path, elsewhere: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(elsewhere)
+
+
+def as_fifo(path: Path, elsewhere: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "make"),
+    [
+        ("attempt-0/worker-0.log", as_link),
+        ("attempt-0/worker-1.log", as_link),
+        ("attempt-0/worker-1.log", as_fifo),
+        ("attempt-0", as_link),
+    ],
+)
+def test_logs_are_not_written_elsewhere(script, tmp_path, place, make):
+    precious = tmp_path / "precious"
+    if place == "attempt-0":
+        precious.mkdir()
+    else:
+        precious.write_text("kept")
+    make(tmp_path / "logs" / place, precious)
+    result = click.testing.CliRunner().invoke(
+        main, ["launch", "--workers", "2", "--log-dir", str(tmp_path / "logs"), script("pass")]
+    )
+    assert result.exit_code == 2
+    assert "The output of workers cannot be written to" in result.output
+    assert list(precious.iterdir()) == [] if precious.is_dir() else precious.read_text() == "kept"
+
+
+def test_the_log_directory_itself_may_be_a_link(run, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "logs").symlink_to(tmp_path / "disk")
+    assert run("print(me)", log_directory=tmp_path / "logs").code == 0
+    assert (tmp_path / "disk" / "attempt-0" / "worker-1.log").read_text() == "1\n"
+
+
+def test_a_script_that_is_a_fifo_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "script.py")
+    arguments = ["launch", "--workers", "1", str(tmp_path / "script.py")]
+    result = click.testing.CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "there is no file" in result.output
+
+
 def test_the_log_directory_has_a_file_for_each_worker_of_each_attempt(run, tmp_path):
     body = """
         print("this is", me, file=sys.stderr)
@@ -265,6 +374,10 @@ def test_a_module_instead_of_a_script(script, tmp_path):
         (["--workers", "2", "--devices-per-worker", "0", __file__], "0 is not in the range"),
         (["--workers", "2", "--worker", __file__], "No such option"),
         (["--workers", "2", "missing.py"], "there is no file 'missing.py'"),
+        (["--workers", "2", "--grace-period", "nan", __file__], "got nan."),
+        (["--workers", "2", "--grace-period", "1e300", __file__], "got 1e+300."),
+        (["--workers", "2", "--backoff", "-1", __file__], "it must be a number of seconds"),
+        (["--workers", "2", "--backoff", "soon", __file__], "'soon' is not a valid"),
         (["--workers", "2", "--log-dir", __file__, __file__], "is a file"),
         (["--workers", "2", "--log-dir", f"{__file__}/logs", __file__], "Not a directory"),
     ],
@@ -463,6 +576,16 @@ def test_all_workers_are_started_again_until_it_works(run, tmp_path):
         assert len(set(ports)) == 3
 
 
+def test_thousands_of_restarts_have_a_pause(monkeypatch, script):
+    class Late(Status):
+        def __init__(self, workers: int, max_restarts: int) -> None:
+            super().__init__(workers, max_restarts)
+            self.attempt = 5000
+
+    monkeypatch.setattr("replicax.launch._launcher.Status", Late)
+    assert launch([script("sys.exit(3)")], workers=1, max_restarts=5001, backoff=0.0) == 3
+
+
 def test_restarts_come_to_an_end(run):
     result = run(FAILS_TWICE, max_restarts=1, backoff=0.0)
     assert result.code == 2
@@ -504,6 +627,25 @@ def test_signals_are_passed_on(script, tmp_path, number, reaction, code):
     assert b"failed first" not in err
 
 
+def test_a_grace_period_without_limit(script, tmp_path):
+    body = """
+        def save(*_):
+            time.sleep(0.5)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        tell(f"ready {me}")
+        time.sleep(1000)
+    """
+    with launcher(
+        *("--workers", "1", "--grace-period", "inf", script(body)), stderr=subprocess.PIPE
+    ) as process:
+        read(tmp_path / "ready 0")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 0, err
+    assert b"They may take any time; press Ctrl-C to kill them now." in err
+
+
 def test_a_second_ctrl_c_kills_at_once(script, tmp_path):
     body = """
         def hear(*_):
@@ -522,9 +664,10 @@ def test_a_second_ctrl_c_kills_at_once(script, tmp_path):
     assert process.returncode == 130
 
 
-def test_ctrl_c_between_two_attempts(script):
+@pytest.mark.parametrize("backoff", ["1000", "inf"])
+def test_ctrl_c_between_two_attempts(script, backoff):
     with launcher(
-        *("--workers", "1", "--max-restarts", "3", "--backoff", "1000", script("sys.exit(3)")),
+        *("--workers", "1", "--max-restarts", "3", "--backoff", backoff, script("sys.exit(3)")),
         stderr=subprocess.PIPE,
     ) as process:
         while b"Starting all workers again in 30 s" not in process.stderr.readline():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import socket
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import pytest
 from workers import Ended, run
 
 import replicax as rx
+from replicax import _jax_compat
 from replicax.launch import free_ports
 
 PROGRAM = "tests/multiprocess/starting.py"
@@ -83,6 +85,15 @@ def failure(ended: Ended) -> str:
             ),
             "The address of a worker is host:port; got 'a..b:1'",
         ),
+        (
+            json.dumps(
+                {
+                    "cluster": {"worker": ["a:1", f"b:{'9' * 5000}"]},
+                    "task": {"type": "worker", "index": 0},
+                }
+            ),
+            "The address of a worker is host:port; got 'b:999",
+        ),
     ],
     ids=[
         "malformed",
@@ -93,6 +104,7 @@ def failure(ended: Ended) -> str:
         "parameter server",
         "index of one worker",
         "impossible name",
+        "port of 5,000 digits",
     ],
 )
 def test_what_is_wrong_in_tf_config_is_said_at_once(monkeypatch, config, expected):
@@ -127,6 +139,19 @@ def test_bad_arguments_are_refused():
         rx.MultiWorkerMirroredStrategy("worker")
     with pytest.raises(TypeError, match="communication_options"):
         rx.MultiWorkerMirroredStrategy(communication_options=5)
+
+
+@pytest.mark.parametrize("level", ["", "verbose", "99999999999"])
+def test_any_level_of_logging(monkeypatch, level):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    with _jax_compat.only_errors_logged():
+        pass
+
+
+def test_workers_come_together_without_a_limit():
+    addresses = on_loopback(2)
+    for ended in start([told(index, addresses) for index in range(2)], timeout=math.inf):
+        assert ended.code == 0, ended.output
 
 
 def test_a_chief_and_a_worker_come_together(monkeypatch):

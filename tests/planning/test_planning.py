@@ -421,6 +421,25 @@ def test_blocks_that_cannot_be(block, message):
         rx.planning.plan(mlp, "cpu:8", computation_shape=block)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rx.planning.plan(mlp, None), "topology is given by its name; got None.*cpu:1"),
+        (lambda: rx.planning.plan(mlp, 8), "topology is given by its name; got 8"),
+        (lambda: rx.planning.scaling(mlp, ["cpu:8", None]), "given by its name; got None"),
+        (lambda: rx.planning.scaling(mlp, 8), "`topologies` must be a list of names.*got 8"),
+        (lambda: rx.planning.scaling(mlp, np.ones(2)), r"list of names.*got array of shape \(2,\)"),
+        (lambda: rx.planning.plan(mlp, "cpu:8", 2), "has the sides.*got 2"),
+        (lambda: rx.planning.plan(mlp, "cpu:8", batch="x"), "positive number of rows; got 'x'"),
+        (lambda: rx.planning.plan(mlp, "cpu:8", batch=-8), "positive number of rows; got -8"),
+        (lambda: rx.planning.plan(None, "cpu:8"), "is a function; got None"),
+    ],
+)
+def test_wrong_arguments_are_named(call, message):
+    with pytest.raises(rx.errors.ReplicaxError, match=message):
+        call()
+
+
 @needs_libtpu
 @pytest.mark.parametrize("kind", SHAPES)
 def test_every_topology_of_the_list_can_be_described(kind):

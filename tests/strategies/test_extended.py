@@ -135,6 +135,17 @@ def test_read_var(two):
     equal(two.extended.read_var(variable), 4.0)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [None, 4.0, "weight", np.ones(2), object()],
+    ids=["None", "float", "str", "array", "object"],
+)
+def test_what_is_no_variable_is_refused(two, given):
+    for method in (two.extended.read_var, two.extended.variable_created_in_scope):
+        with pytest.raises(rx.errors.InvalidType, match=f"`{method.__name__}` takes a variable; "):
+            method(given)
+
+
 def test_a_strategy_of_ones_own_is_made_of_parts():
     class LastTwo(rx.Strategy):
         """Mirrored over the last two devices of the machine."""

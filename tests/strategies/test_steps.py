@@ -361,7 +361,10 @@ def test_arrays_of_a_compiled_function_are_no_other_outputs(two):
     [
         ({"fn": 3}, "needs a function; got 3"),
         ({"iterator": [1, 2]}, r"got \[1, 2\].*iter\(strategy"),
-        ({"fn": rx.function(lambda c, x: x, input_signature=[1])}, "cannot say what a context is"),
+        (
+            {"fn": rx.function(lambda c, x: x, input_signature=[np.ones(2)])},
+            "cannot say what a context is",
+        ),
         ({"iterations": -1}, "whole number of steps; got -1"),
         ({"iterations": 1.5}, "whole number of steps; got 1.5"),
         ({"initial_loop_values": [1]}, r"mapping.*got \[1\]"),

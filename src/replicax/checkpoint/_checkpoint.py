@@ -9,6 +9,7 @@ from typing import Any, final
 
 from replicax import _context
 from replicax._context import Kind
+from replicax.checkpoint import _files as files
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._report import RestoreReport
 from replicax.checkpoint._restoring import any_has_one, restore
@@ -225,6 +226,16 @@ def _require_name(path: PathLike, what: str) -> None:
         raise InvalidArgument(
             f"{what}, such as 'run/model'; got {os.fspath(path)!r}, where there is no name."
         )
+    require_usable(os.path.basename(os.fspath(path)))
+
+
+def require_usable(name: str) -> None:
+    """Refuse names of checkpoints that mean something else."""
+    if files.is_reserved(name):
+        raise InvalidArgument(
+            f"A checkpoint cannot be called {name!r}: names with '.writing-' in them, or with "
+            "'.deleted' at the end, are those of leftovers, which are removed. Give another name."
+        )
 
 
 def local_path(path: PathLike) -> Path:
@@ -237,6 +248,8 @@ def local_path(path: PathLike) -> Path:
             f"Checkpoints are kept in directories of this machine, or mounted there; got {text!r}. "
             "Mount the bucket, and give the path there."
         )
+    if "\0" in text:
+        raise InvalidArgument(f"A path cannot have a NUL in it; got {text!r}. Give another one.")
     return Path(text).absolute()
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -16,9 +18,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from replicax.checkpoint._manifest import Manifest, Unusable, checksum_of
+from replicax.checkpoint._failures import orbax_silent, reason, system_error
+from replicax.checkpoint._manifest import Manifest, Unusable
+from replicax.checkpoint._orbax import ARRAYS, MANIFEST, checkpointer_here, writable
 from replicax.errors import CheckpointError, CheckpointNotFound, InvalidCheckpoint
 
 # `ckpt-2` is written in a directory `ckpt-2.writing-` and a word of this save's own, with a file
@@ -28,7 +31,12 @@ _OLD_SECONDS = 24 * 3600.0  # where files cannot be locked, nobody writes for lo
 _DELETED = ".deleted"
 _WRITTEN, _REPLACED = "checkpoint", "replaced"  # in that directory
 _REPLACEMENT_LOOKS = 100  # each 10 ms after the one before
-_MANIFEST, _ARRAYS = "manifest", "arrays"
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a name says that writing or removing a checkpoint was cut off."""
+    return _WRITING in name or name.endswith(_DELETED)
 
 
 def load() -> None:
@@ -48,15 +56,16 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest, repl
     import orbax.checkpoint as ocp
 
     manifest = manifest.with_checksums(arrays)
-    items: dict[str, Any] = {_MANIFEST: ocp.args.JsonSave(manifest.to_json())}
+    items: dict[str, Any] = {MANIFEST: ocp.args.JsonSave(manifest.to_json())}
     # It refuses arrays without elements, of which the manifest says all there is.
     with_elements = {key: array for key, array in arrays.items() if array.size}
     # 64 bits stay 64 bits, also where they become arrays of JAX for a moment.
-    with _workplace(path) as workplace, _checkpointer() as checkpointer, jax.enable_x64(True):
+    with _workplace(path) as workplace, checkpointer_here() as checkpointer, jax.enable_x64(True):
         if with_elements:
-            items[_ARRAYS] = ocp.args.PyTreeSave(_writable(with_elements))
+            items[ARRAYS] = ocp.args.PyTreeSave(writable(with_elements))
         written = workplace / _WRITTEN
-        checkpointer.save(written, ocp.args.Composite(**items))
+        with orbax_silent():
+            checkpointer.save(written, ocp.args.Composite(**items))
         _bring_to_disk(written)
         if replaces and path.exists():
             # A directory cannot be renamed over another one. A process that is killed in between
@@ -128,15 +137,18 @@ def read_manifest(path: Path) -> Manifest:
     complete_replacement(path)
     _require_checkpoint(path)
     try:
-        with _checkpointer() as checkpointer:
+        _require_plain(path)
+        with checkpointer_here() as checkpointer:
             read = checkpointer.restore(
-                path, ocp.args.Composite(**{_MANIFEST: ocp.args.JsonRestore()})
+                path, ocp.args.Composite(**{MANIFEST: ocp.args.JsonRestore()})
             )
-        return Manifest.from_json(read[_MANIFEST])
-    except Unusable as reason:
-        raise InvalidCheckpoint(_unusable(path, str(reason))) from None
+        return Manifest.from_json(read[MANIFEST])
+    except Unusable as problem:
+        raise InvalidCheckpoint(_unusable(path, str(problem))) from None
+    except CheckpointError:
+        raise
     except Exception as error:
-        raise InvalidCheckpoint(_unusable(path, f"its manifest cannot be read: {error}")) from error
+        raise _failure(path, "its manifest", error) from system_error(error) or error
 
 
 def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[str, Any]:
@@ -144,10 +156,8 @@ def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[s
     import orbax.checkpoint as ocp
 
     facts = {key: manifest.arrays[key] for key in keys}
-    read: dict[str, Any] = {
-        key: each.without_elements() for key, each in facts.items() if 0 in each.shape
-    }
-    written = [key for key in keys if key not in read]
+    read: dict[str, Any] = {}
+    written = [key for key in keys if 0 not in facts[key].shape]
     if written:
         how = ocp.args.PyTreeRestore(
             item=dict.fromkeys(written, 0),
@@ -155,18 +165,17 @@ def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[s
             partial_restore=True,
         )
         try:
-            with _checkpointer() as checkpointer:
-                read |= checkpointer.restore(path, ocp.args.Composite(**{_ARRAYS: how}))[_ARRAYS]
+            with checkpointer_here() as checkpointer:
+                read |= checkpointer.restore(path, ocp.args.Composite(**{ARRAYS: how}))[ARRAYS]
         except Exception as error:
-            raise InvalidCheckpoint(
-                _unusable(path, f"its arrays cannot be read: {error}")
-            ) from error
+            raise _failure(path, "its arrays", error) from system_error(error) or error
+    values = {}
     for key, each in facts.items():
-        if checksum_of(read[key]) != each.checksum:
-            raise InvalidCheckpoint(
-                _unusable(path, f"the array {key!r} is damaged: its checksum is not right")
-            )
-    return {key: facts[key].value(numbers) for key, numbers in read.items()}
+        try:
+            values[key] = each.value(read.get(key))
+        except Unusable as problem:
+            raise InvalidCheckpoint(_unusable(path, f"the array {key!r} is {problem}")) from None
+    return values
 
 
 def numbered(directory: Path, name: str) -> dict[int, Path]:
@@ -196,15 +205,30 @@ def latest(directory: Path) -> Path | None:
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether something looks like a complete checkpoint."""
-    return (path / _MANIFEST).is_dir()
+    found = _status(path / MANIFEST)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is anything at a path."""
+    return _status(path) is not None
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return what the system says of a path; None if there is nothing."""
+    try:
+        return path.stat()
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return None
+        # Not to be taken for nothing: a run would begin anew.
+        raise CheckpointError(_forbidden(path, error)) from error
 
 
 def saved_at(path: Path) -> float:
     """Return when a checkpoint was written, in seconds since 1970; 0 if it is gone by now."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+    found = _status(path)
+    return 0.0 if found is None else found.st_mtime
 
 
 def taken(directory: Path, name: str) -> dict[int, Path]:
@@ -249,7 +273,9 @@ def remove_leftovers(directory: Path, names: str) -> None:
         if matched and matched[1] == _DELETED:
             shutil.rmtree(path, ignore_errors=True)
         elif matched:
-            with _locked(path) as locked:
+            # Suppressed is what another user has left, or has given such a name.
+            suppressed = contextlib.suppress(PermissionError, NotADirectoryError)
+            with suppressed, _locked(path) as locked:
                 if locked or (locked is None and _is_old(path)):
                     shutil.rmtree(path, ignore_errors=True)
 
@@ -258,7 +284,7 @@ def complete_replacement(path: Path) -> None:
     """Give a checkpoint its name whose writer was killed when it had moved the old one aside."""
     pattern = f"{glob.escape(path.name + _WRITING)}*/{_REPLACED}"
     for _ in range(_REPLACEMENT_LOOKS):
-        replaced = None if path.exists() else next(path.parent.glob(pattern), None)
+        replaced = None if is_there(path) else next(path.parent.glob(pattern), None)
         if replaced is None:
             return
         with _locked(replaced.parent) as locked:
@@ -273,85 +299,57 @@ def _is_old(path: Path) -> bool:
     return time.time() - path.stat().st_mtime > _OLD_SECONDS
 
 
-def _checkpointer() -> Any:
-    """Make an Orbax checkpointer for this process alone: who writes is agreed on elsewhere."""
-    import orbax.checkpoint as ocp
-
-    here = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
-    types = ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, ocp.type_handlers.NumpyHandler()),
-        (
-            jax.Array,
-            ocp.type_handlers.ArrayHandler(
-                primary_host=here,
-                replica_id=here,
-                use_replica_parallel=False,
-                enable_write_sharding_file=False,
-            ),
-        ),
-    )
-    handlers = ocp.DefaultCheckpointHandlerRegistry()
-    arrays = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone, type_handler_registry=types)
-    for how in (ocp.args.PyTreeSave, ocp.args.PyTreeRestore):
-        handlers.add(_ARRAYS, how, arrays)
-    manifest = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
-    for how in (ocp.args.JsonSave, ocp.args.JsonRestore):
-        handlers.add(_MANIFEST, how, manifest)
-    return ocp.Checkpointer(
-        ocp.CompositeCheckpointHandler(
-            handler_registry=handlers,
-            composite_options=ocp.CompositeOptions(
-                multiprocessing_options=alone,
-                # It would tell others of directories that it made by a name that all saves share.
-                async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
-            ),
-        ),
-        multiprocessing_options=alone,
-    )
-
-
-def _writable(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-    """Return arrays as this process's Orbax writes them.
-
-    It writes those of NumPy in the first process only. Elsewhere they become arrays of which all
-    processes have a copy, so that this one's has its index.
-    """
-    if jax.process_index() == 0:
-        return arrays
-    everywhere = [jax.local_devices(process_index=i)[0] for i in range(jax.process_count())]
-    mesh = Mesh(np.array(everywhere), ("process",), axis_types=(AxisType.Auto,))
-    copies = NamedSharding(mesh, PartitionSpec())
-    return {
-        key: jax.make_array_from_single_device_arrays(
-            array.shape, copies, [jax.device_put(array, jax.local_devices()[0])]
-        )
-        for key, array in arrays.items()
-    }
-
-
 def _require_checkpoint(path: Path) -> None:
-    if not path.exists():
+    if not is_there(path):
         raise CheckpointNotFound(
             f"There is no checkpoint {path}. {_neighbours(path)} Give the path that `save` "
             "returned."
         )
-    if _WRITING in path.name or path.name.endswith(_DELETED):
+    if is_reserved(path.name):
         raise InvalidCheckpoint(_unusable(path, "writing it, or removing it, was cut off"))
-    if not (path / _MANIFEST).is_dir():
+    if not is_checkpoint(path):
         what = "it is a file" if path.is_file() else "it has no manifest"
         raise InvalidCheckpoint(_unusable(path, f"{what}, so it is not one that replicax wrote"))
+
+
+def _require_plain(path: Path) -> None:
+    """Refuse a checkpoint with something else than files: to read a FIFO waits for its writer."""
+    seen, directories = set(), [path]
+    while directories:
+        for each in directories.pop().iterdir():
+            found = _status(each)
+            if found is None:  # a link to nowhere, or gone: missed if it is needed
+                continue
+            if not stat.S_ISDIR(found.st_mode) and not stat.S_ISREG(found.st_mode):
+                raise Unusable(f"{each.relative_to(path)} in it is no file")
+            if stat.S_ISDIR(found.st_mode) and (found.st_dev, found.st_ino) not in seen:
+                seen.add((found.st_dev, found.st_ino))  # links may lead around in circles
+                directories.append(each)
 
 
 def _neighbours(path: Path) -> str:
     if not path.parent.is_dir():
         return f"Nor is there a directory {path.parent}."
-    names = sorted(each.name for each in path.parent.iterdir() if each.is_dir())
+    names = sorted(each.name for each in _entries(path.parent) if each.is_dir())
     return f"In {path.parent} there is {', '.join(names[:10]) or 'no directory'}."
 
 
-def _unusable(path: Path, reason: str) -> str:
+def _failure(path: Path, what: str, error: Exception) -> CheckpointError:
+    refused = system_error(error)
+    if refused is not None and refused.errno not in (*_NOTHING_THERE, errno.EISDIR):
+        return CheckpointError(_forbidden(path, refused))
+    return InvalidCheckpoint(_unusable(path, f"{what} cannot be read: {reason(error)}"))
+
+
+def _forbidden(path: Path, error: OSError) -> str:
     return (
-        f"{path} cannot be restored: {reason}. Give the path of a checkpoint that `rx.Checkpoint` "
+        f"{path} cannot be read: {reason(error)}. Give this process the right to read it, or "
+        "remove what stands in the way; nothing has been changed."
+    )
+
+
+def _unusable(path: Path, problem: str) -> str:
+    return (
+        f"{path} cannot be restored: {problem}. Give the path of a checkpoint that `rx.Checkpoint` "
         "has saved; nothing has been changed."
     )

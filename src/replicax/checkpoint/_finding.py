@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import numbers
 import time
 from collections.abc import Callable, Iterator
 
+from replicax._seconds import require_seconds
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._checkpoint import PathLike, local_path
 from replicax.checkpoint._writing import under_way
-from replicax.errors import InvalidArgument, InvalidType
+from replicax.errors import InvalidType
 
 _LOOK_SECONDS = 0.5  # how often a directory is looked at
 
@@ -54,7 +54,8 @@ def checkpoints_iterator(
     Args:
       directory: Where the checkpoints are; it need not exist yet.
       min_interval_secs: The shortest time between two of them.
-      timeout: How long to wait for the next one, in seconds; None for as long as it takes.
+      timeout: How long to wait for the next one, in seconds; None or `math.inf` for as long as it
+        takes.
       timeout_fn: Called when that is over. If it returns True, or is not given, the iterator ends;
         otherwise it goes on waiting.
 
@@ -65,10 +66,9 @@ def checkpoints_iterator(
     True
     """
     place = local_path(directory)
-    for name, seconds in (("min_interval_secs", min_interval_secs), ("timeout", timeout)):
-        number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
-        if seconds is not None and not (number and 0 <= float(seconds) < math.inf):
-            raise InvalidArgument(f"`{name}` must be a number of seconds; got {seconds!r}.")
+    require_seconds("`min_interval_secs`", min_interval_secs, unlimited=False)
+    if timeout is not None:
+        require_seconds("`timeout`", timeout)
     if timeout_fn is not None and not callable(timeout_fn):
         raise InvalidType(f"`timeout_fn` must be a function; got {timeout_fn!r}.")
     # A generator of its own, so that arguments are checked now, and not by the first `next`.

@@ -35,6 +35,8 @@ _DTYPES = frozenset(
     + ["int2", "int4", "float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn"]
     + ["float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 )
+# Python refuses to write and read numbers of more than 4,300 digits.
+_MOST_BITS = 10_000
 
 
 @runtime_checkable
@@ -174,6 +176,11 @@ class _Nest:
             self._leaves[index] = value
             self._changed = True
 
+        if type(leaf) is int and leaf.bit_length() > _MOST_BITS:
+            raise InvalidArgument(
+                f"A checkpoint cannot hold {self._keys[index]!r}, a number of {leaf.bit_length()} "
+                f"bits: {_MOST_BITS} are the most. Give it as an array or as a word."
+            )
         if leaf is None or type(leaf) in (bool, int, float, str):
             return TakenApart({"": ValuePart(read, replace)})
         if isinstance(leaf, jax.Array):

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from typing import Any, Self, SupportsInt, final
 
 from replicax.checkpoint import _files as files
-from replicax.checkpoint._checkpoint import Checkpoint, PathLike, local_path
+from replicax.checkpoint._checkpoint import (
+    Checkpoint,
+    PathLike,
+    local_path,
+    require_usable,
+)
 from replicax.checkpoint._report import RestoreReport
 from replicax.checkpoint._restoring import on_all_workers
 from replicax.checkpoint._retention import Retention
@@ -80,11 +85,14 @@ class CheckpointManager:
             raise InvalidType(
                 f"`step_counter` is a variable that counts steps; got {step_counter!r}."
             )
-        if not isinstance(checkpoint_name, str) or not re.fullmatch(r"[^/\\]+", checkpoint_name):
+        if not isinstance(checkpoint_name, str) or not re.fullmatch(r"[^/\\\0]+", checkpoint_name):
             raise InvalidArgument(
                 f"`checkpoint_name` is a name, and no path; got {checkpoint_name!r}. Give the path "
                 "as the directory."
             )
+        require_usable(checkpoint_name)
+        if init_fn is not None and not callable(init_fn):
+            raise InvalidType(f"`init_fn` must be a function; got {init_fn!r}.")
         self._checkpoint = checkpoint
         self._directory = local_path(directory)
         self._retention = Retention(

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 _FORMAT, _VERSION = "replicax checkpoint", 1
+_PLAIN = (type(None), bool, int, float, str)
+_LARGEST = 2**63 - 1  # of what is counted
 
 
 class Unusable(Exception):
@@ -44,18 +46,32 @@ class ArrayFacts:
         keys = str(jax.random.key_impl(value)) if is_key(value) else None
         return cls(tuple(value.shape), dtype_name(value.dtype), keys, optional=optional)
 
-    def without_elements(self) -> np.ndarray:
+    def _without_elements(self) -> np.ndarray:
         """Return the numbers of an array that has none."""
         if self.keys is None:
             return np.zeros(self.shape, jnp.dtype(self.dtype))
         one = jax.random.key_data(jax.random.key(0, impl=self.keys))
         return np.zeros((*self.shape, *one.shape), one.dtype)
 
-    def value(self, numbers: np.ndarray) -> Any:
-        """Return what was saved as these numbers."""
-        if self.keys is not None:
-            return jax.random.wrap_key_data(jnp.asarray(numbers), impl=self.keys)
-        return numbers
+    def value(self, numbers: Any) -> Any:
+        """Return what was saved as these numbers; None stands for those that are not written."""
+        if numbers is None and 0 not in self.shape:
+            raise Unusable("not there")
+        try:
+            value = numbers = self._without_elements() if numbers is None else numbers
+            right = checksum_of(numbers) == self.checksum
+            if self.keys is not None:
+                value = jax.random.wrap_key_data(jnp.asarray(numbers), impl=self.keys)
+            shape, dtype = tuple(value.shape), dtype_name(value.dtype)
+        except Exception as error:  # whatever a manifest that was tampered with leads to
+            raise Unusable(f"not what the manifest says it is: {error}") from error
+        if not right:
+            raise Unusable("damaged: its checksum is not right")
+        if (shape, dtype) != (self.shape, self.dtype):
+            raise Unusable(
+                f"{dtype}{list(shape)}, and {self.dtype}{list(self.shape)} by the manifest"
+            )
+        return value
 
 
 @final
@@ -126,21 +142,73 @@ class Manifest:
                 f"it is of version {written.get('version')} of the format, and this is a program "
                 f"for version {_VERSION}"
             )
-        content: dict[str, Any] = written.get("content", {})
+        content: Any = written.get("content")
         if _checksum(content) != written.get("checksum"):
             raise Unusable("its manifest is damaged: the checksum is not right")
-        arrays = {
-            key: ArrayFacts(tuple(facts.pop("shape")), **facts)
-            for key, facts in content.pop("arrays").items()
-        }
-        positions = {
-            key: Position(**position) for key, position in content.pop("positions").items()
-        }
-        return cls(arrays=arrays, positions=positions, **content)
+        try:
+            return cls._checked(**content)
+        except (TypeError, ValueError, AttributeError) as error:
+            # Right checksum, wrong content: not by replicax, and not by accident.
+            raise Unusable(f"its manifest has been tampered with: {error}") from error
+
+    @classmethod
+    def _checked(
+        cls, saves: Any, workers: Any, arrays: Any, values: Any, positions: Any, run_calls: Any = 0
+    ) -> Manifest:
+        for name, count, least in (
+            ("saves", saves, 0),
+            ("workers", workers, 1),
+            ("run_calls", run_calls, 0),
+        ):
+            _require(_is_count(count, least), f"{name!r} is no count")
+        for key, value in values.items():
+            _require(type(value) in _PLAIN, f"the value {key!r} is no plain value")
+        return cls(
+            saves,
+            workers,
+            {key: _checked_facts(key, **facts) for key, facts in arrays.items()},
+            dict(values),
+            {key: _checked_position(key, workers, **each) for key, each in positions.items()},
+            run_calls,
+        )
 
     @property
     def checksum(self) -> int:
         return self.to_json()["checksum"]
+
+
+def _checked_facts(
+    key: str, shape: Any, dtype: Any, keys: Any, checksum: Any = None, optional: Any = False
+) -> ArrayFacts:
+    right = (
+        isinstance(shape, list)
+        and all(_is_count(size) for size in shape)
+        and isinstance(dtype, str)
+        and (keys is None or isinstance(keys, str))
+        and (checksum is None or _is_count(checksum))
+        and isinstance(optional, bool)
+    )
+    _require(right, f"the array {key!r} is not described as one")
+    return ArrayFacts(tuple(shape), dtype, keys, checksum, optional)
+
+
+def _checked_position(key: str, workers: int, shared: Any, states: Any) -> Position:
+    right = (
+        isinstance(shared, bool)
+        and isinstance(states, list)
+        and len(states) == (1 if shared else workers)
+    )
+    _require(right, f"the position {key!r} is not one of {workers} worker(s)")
+    return Position(shared, states)
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value <= _LARGEST
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)
 
 
 def is_key(value: Any) -> bool:

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from replicax._describing import described
+from replicax._plain_files import open_plain
 from replicax.checkpoint import _files as files
+from replicax.checkpoint._failures import reason
 from replicax.errors import CheckpointError, InvalidArgument
 
 _HOUR = 3600.0
@@ -90,12 +93,18 @@ class _Record:
     @classmethod
     def read(cls, file: Path) -> _Record:
         try:
-            content = json.loads(file.read_text())
-            return cls(frozenset(map(int, content["kept"])), float(content["since"]))
-        except (ValueError, TypeError, KeyError) as error:
+            with open(open_plain(file, os.O_RDONLY)) as opened:
+                content = json.load(opened)
+            kept, since = content["kept"], content["since"]
+            if not all(type(number) is int for number in kept) or type(since) not in (int, float):
+                raise TypeError(f"it must have numbers, and has {described(content)}")
+            return cls(frozenset(kept), float(since))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise CheckpointError(
-                f"{file} cannot be read: {error!r}. It says which checkpoints are kept for good; "
-                "move these to another directory, and remove it."
+                f"{file} cannot be read: {reason(error)}. It says which checkpoints are kept for "
+                "good; move these to another directory, and remove it."
             ) from error
 
     def with_another(self, path: Path) -> _Record:
@@ -104,7 +113,9 @@ class _Record:
 
     def write(self, file: Path) -> None:
         new = file.with_name(f"{file.name}.new")
-        new.write_text(json.dumps({"kept": sorted(self.kept), "since": self.since}))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(open_plain(new, flags), "w") as opened:
+            json.dump({"kept": sorted(self.kept), "since": self.since}, opened)
         os.replace(new, file)
 
 

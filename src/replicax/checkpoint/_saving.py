@@ -30,6 +30,7 @@ from replicax.errors import (
 
 # What workers tell each other of their iterators goes through the connection for control.
 _LONGEST_STATES = 8_000_000  # characters of JSON, of all workers
+_LONGEST_SILENCE = 60.0  # seconds that a worker which writes waits between two meetings
 
 
 def meet(label: str, value: Any = None) -> list[Any]:
@@ -108,7 +109,7 @@ class Exact:
     def proposed(self, saves: int) -> int:
         """Return 0, unless the path is taken by something that must not be replaced."""
         path = self.path(0)
-        if path.exists() and not files.is_checkpoint(path):
+        if files.is_there(path) and not files.is_checkpoint(path):
             raise InvalidArgument(
                 f"A checkpoint cannot be written to {path}: there is something else, that is no "
                 "checkpoint of replicax. Remove it, or give another path."
@@ -183,7 +184,7 @@ def _longest_wait() -> float | None:
     session = cluster.session()
     # Who writes comes to the meetings too, and says that it is not ready, so that the others
     # do not take it for stuck.
-    return None if session is None else session.timeout_seconds / 4
+    return None if session is None else min(session.timeout_seconds / 4, _LONGEST_SILENCE)
 
 
 def begin(

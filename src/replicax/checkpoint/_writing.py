@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from replicax.checkpoint import _files as files
+from replicax.checkpoint._failures import reason, system_error
 
 BUSY, DONE = "busy", "done"
 # Python 3.12.0 and 3.12.1 start no thread once the program has come to its end, and Orbax needs
@@ -54,7 +55,7 @@ class Writing:
             with _one_at_a_time:
                 write()
         except BaseException as error:
-            self._error = error
+            self._error = system_error(error) or error
             atexit.register(self._complain)
         finally:
             _writings.discard(self)
@@ -66,8 +67,7 @@ class Writing:
             return BUSY
         if self._error is None:
             return DONE
-        text = f"{type(self._error).__name__}: {self._error}"[:2000]
-        return {"path": str(self.path), "error": text.removesuffix(".")}
+        return {"path": str(self.path), "error": reason(self._error)}
 
     @property
     def has_failed(self) -> bool:
@@ -81,7 +81,8 @@ class Writing:
 
     def _complain(self) -> None:
         """Print the error of a save whose outcome the program has never asked for."""
-        _say(f"the checkpoint {self.path} was not written: {self._error!r}.")
+        assert self._error is not None
+        _say(f"the checkpoint {self.path} was not written: {reason(self._error)}.")
 
 
 def under_way(directory: Path) -> list[Writing]:

@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from replicax.cluster._spec import shown
 from replicax.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ class Address:
         try:
             host.encode("idna")  # as the system does that looks it up
             valid = bool(separator and host and port.isdecimal() and 0 < int(port) < 65536)
-        except UnicodeError:
+        except ValueError:  # a UnicodeError, or a number of thousands of digits
             valid = False
         if not valid:
             raise ClusterError(
-                f"The address of a worker is host:port; got {text!r} in the cluster specification."
+                f"The address of a worker is host:port; got {shown(text)} in the cluster "
+                "specification."
             )
         return cls(host.strip("[]"), int(port))
 

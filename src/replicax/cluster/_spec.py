@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from replicax._describing import described
 from replicax.errors import ClusterError
 
 # Jobs are checked one by one, hence `Any`: a list of addresses, or a dict of indices to addresses.
@@ -12,6 +13,8 @@ ClusterLike: TypeAlias = "ClusterSpec | Mapping[str, Any]"
 
 _EXAMPLE = '{"worker": ["host0:2222", "host1:2222"]}'
 _LONGEST = 120
+# A job is a list up to its last task, so that a slip of the pen must not take all memory.
+LARGEST_INDEX = 10**6
 
 
 class ClusterSpec:
@@ -110,7 +113,10 @@ def shown(value: object) -> str:
     >>> shown("a" * 200)[-6:]
     'aaa...'
     """
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested deeply, or a number of thousands of digits
+        text = described(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -120,10 +126,12 @@ def as_index(value: object) -> int | None:
     >>> from replicax.cluster._spec import as_index
     >>> as_index("3"), as_index(-1), as_index(True)
     (3, None, None)
+    >>> as_index("9" * 5000)
     """
     if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        # Python refuses to read thousands of digits.
+        value = int(value) if len(value) <= len(str(LARGEST_INDEX)) else None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_INDEX:
         return value
     return None
 
@@ -159,8 +167,8 @@ def _checked_index(job: str, index: object) -> int:
     checked = as_index(index)
     if checked is None:
         raise ClusterError(
-            f"The index of a task is an integer, 0 or more; job {job!r} has a task "
-            f"{shown(index)}. Number the tasks of each job from 0."
+            f"The index of a task is an integer, 0 or more and at most {LARGEST_INDEX}; job "
+            f"{job!r} has a task {shown(index)}. Number the tasks of each job from 0."
         )
     return checked
 

@@ -21,6 +21,7 @@ NOTICE_SECONDS = 5.0  # after which somebody who waits says for whom
 _RETRY_SECONDS = 0.1
 # JAX's service would end processes that do not report to it in time. Who is alive is watched here.
 _NO_HEARTBEAT_SECONDS = 10**7
+_NO_LIMIT_SECONDS = 10**7  # an int for JAX, which has no infinity
 
 if "TF_CONFIG" in os.environ:  # this is going to be one of several workers
     _jax_compat.note_where_backend_starts()
@@ -67,10 +68,14 @@ def join_jax(members: Members, coordinator: str, deadline: float) -> None:
             num_processes=members.count,
             process_id=members.index,
             cluster_detection_method="deactivate",
-            initialization_timeout=max(1, int(deadline - time.monotonic())),
+            initialization_timeout=_whole_seconds(deadline - time.monotonic()),
             heartbeat_timeout_seconds=_NO_HEARTBEAT_SECONDS,
             coordinator_bind_address=bind,
         )
+
+
+def _whole_seconds(left: float) -> int:
+    return max(1, int(min(left, _NO_LIMIT_SECONDS)))
 
 
 def first_collective() -> Callable[[], jax.Array]:

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from replicax._describing import described
+from replicax._seconds import require_seconds
 from replicax.errors import InvalidArgument
 
 
@@ -22,7 +23,10 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveHints:
-    """Hints for one collective call; 0 and None leave the choice to replicax."""
+    """Hints for one collective call; 0 and None leave the choice to replicax.
+
+    With `timeout_seconds=math.inf` there is no limit.
+    """
 
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
@@ -64,8 +68,8 @@ class CommunicationOptions:
 def _check(bytes_per_pack: int, timeout_seconds: float | None) -> None:
     if bytes_per_pack < 0:
         raise InvalidArgument(f"`bytes_per_pack` has to be 0 or more; got {bytes_per_pack!r}.")
-    if timeout_seconds is not None and timeout_seconds <= 0:
-        raise InvalidArgument(f"`timeout_seconds` has to be positive; got {timeout_seconds!r}.")
+    if timeout_seconds is not None:
+        require_seconds("`timeout_seconds`", timeout_seconds, zero=False)
 
 
 def merge_options(

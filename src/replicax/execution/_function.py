@@ -26,7 +26,7 @@ from replicax.errors import (
 from replicax.execution._audit import Samples, audit_program
 from replicax.execution._comparison import AuditReport, Tolerance
 from replicax.execution._compiled_runs import CompiledRuns
-from replicax.execution._input_signature import conformed
+from replicax.execution._input_signature import checked, conformed
 from replicax.execution._operands import python_numbers
 from replicax.execution._pulling import (
     AtItsEnd,
@@ -94,7 +94,7 @@ class Function:
         updated = ("__dict__",) if isinstance(python_function, types.FunctionType) else ()
         functools.update_wrapper(self, python_function, updated=updated)
         self.python_function = python_function
-        self.input_signature = None if input_signature is None else tuple(input_signature)
+        self.input_signature = checked(self.__name__, input_signature)
         self._programs: dict[Any, Lifted | _Pulling | _AsPython] = {}
         self._runs = CompiledRuns(Function)
         self._warned = False

@@ -10,9 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _nest
+from replicax._describing import described
 from replicax.errors import InvalidType
 from replicax.input import DistributedIterator
 from replicax.values import PerReplica
+
+_ADVICE = "Give something like `[jax.ShapeDtypeStruct((8, 2), jnp.float32)]`."
+
+
+def checked(name: str, signature: Any) -> tuple[Any, ...] | None:
+    """Return the signature that the function `name` was given, if it can be one."""
+    if signature is None:
+        return None
+    if not isinstance(signature, (list, tuple)):
+        raise InvalidType(
+            f"The input signature of `{name}` must be a list or tuple, with one entry for each "
+            f"argument; got {described(signature)}. {_ADVICE}"
+        )
+    for leaf in _nest.flatten(tuple(signature), handed=True)[0]:
+        if not isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array, np.ndarray, np.generic)):
+            raise InvalidType(
+                f"The input signature of `{name}` must say the shape and dtype of each argument; "
+                f"got {described(leaf)}. {_ADVICE}"
+            )
+    return tuple(signature)
 
 
 def conformed(

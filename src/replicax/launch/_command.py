@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, final
 
 import click
 
+from replicax._seconds import require_seconds
+from replicax.errors import InvalidArgument
 from replicax.launch._gang import Patience
 from replicax.launch._launcher import launch
 
-_SECONDS = click.FloatRange(min=0)
+
+@final
+class _Seconds(click.types.FloatParamType):
+    """A length of time on the command line."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds = super().convert(value, param, ctx)
+        try:
+            require_seconds("it", seconds)
+        except InvalidArgument as error:
+            self.fail(str(error), param, ctx)
+        return seconds
 
 
 @click.command(
@@ -37,14 +55,14 @@ _SECONDS = click.FloatRange(min=0)
 )
 @click.option(
     "--grace-period",
-    type=_SECONDS,
+    type=_Seconds(),
     default=Patience().grace,
     show_default=True,
-    help="Seconds from Ctrl-C or SIGTERM until workers are killed.",
+    help="Seconds from Ctrl-C or SIGTERM until workers are killed; inf for never.",
 )
 @click.option(
     "--backoff",
-    type=_SECONDS,
+    type=_Seconds(),
     default=1.0,
     show_default=True,
     help="Seconds before the first restart; twice as many before each further one, up to 30.",
@@ -70,20 +88,24 @@ def launch_command(
     Each worker is told of the others by TF_CONFIG. When one fails, all are stopped, and the exit
     code is that of the one that failed first.
     """
-    if not is_module and not Path(script).exists():
+    # To read a FIFO waits for its writer; a directory may have a `__main__.py`.
+    if not is_module and not Path(script).is_file() and not Path(script).is_dir():
         raise click.BadParameter(f"there is no file {script!r}.", param_hint="'SCRIPT'")
     if log_dir is not None:
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise click.BadParameter(str(error), param_hint="'--log-dir'") from None
-    code = launch(
-        [*(["-m"] if is_module else []), script, *arguments],
-        workers=workers,
-        devices_per_worker=devices_per_worker,
-        max_restarts=max_restarts,
-        log_directory=log_dir,
-        patience=Patience(grace=grace_period),
-        backoff=backoff,
-    )
+    try:
+        code = launch(
+            [*(["-m"] if is_module else []), script, *arguments],
+            workers=workers,
+            devices_per_worker=devices_per_worker,
+            max_restarts=max_restarts,
+            log_directory=log_dir,
+            patience=Patience(grace=grace_period),
+            backoff=backoff,
+        )
+    except InvalidArgument as error:
+        raise click.UsageError(str(error), context) from error
     context.exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import signal
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from replicax._seconds import require_seconds
 from replicax.launch._events import Asked, Ended, Events
 from replicax.launch._exits import Exits
 from replicax.launch._output import Output
@@ -25,7 +27,7 @@ _TIDYING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long workers are waited for, in seconds.
+    """How long workers are waited for, in seconds; `math.inf` is without limit.
 
     Args:
       grace: From a signal to the launcher, which workers get too, until they are killed.
@@ -37,6 +39,10 @@ class Patience:
     grace: float = 30.0
     notice: float = 10.0
     terminate: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("grace", "notice", "terminate"):
+            require_seconds(f"`{name}`", getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +175,8 @@ class Gang:
             worker.output.close()
 
     def _until_next_step(self) -> float | None:
-        return max(0.0, self._steps[0][0] - time.monotonic()) if self._steps else None
+        left = self._steps[0][0] - time.monotonic() if self._steps else math.inf
+        return None if left == math.inf else max(0.0, left)
 
     def _on_asked(self, event: Asked) -> None:
         if self._asked is None:
@@ -177,9 +184,11 @@ class Gang:
             self._steps = deque([(event.when + self._patience.grace, signal.SIGKILL)])
             self._send(event.signal)
             self._update_status(f"{event.signal.name}: stopping")
+            grace = self._patience.grace
+            limit = "may take any time" if grace == math.inf else f"are killed after {grace:g} s"
             self._screen.say(
-                f"Got {event.signal.name}, and sent it to the workers. They are killed "
-                f"after {self._patience.grace:g} s; press Ctrl-C to kill them now."
+                f"Got {event.signal.name}, and sent it to the workers. They {limit}; press Ctrl-C "
+                "to kill them now."
             )
         elif event.signal is signal.SIGINT:
             self._steps.clear()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from replicax._seconds import require_seconds
 from replicax.errors import InvalidArgument
 from replicax.launch._environment import environments, free_ports
 from replicax.launch._events import Asked, Events, asking
@@ -44,6 +45,7 @@ def launch(
         raise InvalidArgument(f"A cluster needs 1 or more workers; got {workers}.")
     if devices_per_worker is not None and devices_per_worker < 1:
         raise InvalidArgument(f"A worker needs 1 or more devices; got {devices_per_worker}.")
+    require_seconds("`backoff`", backoff)
     command = [sys.executable, "-u", *arguments]
     status = Status(workers, max_restarts)
     events: Events = queue.SimpleQueue()
@@ -57,7 +59,8 @@ def launch(
                 screen.say(message)
             if not _worth_another(outcome) or status.attempt == max_restarts:
                 return outcome.exit_code
-            pause = min(backoff * 2**status.attempt, _LONGEST_PAUSE)
+            # The exponent is bounded: after 1,024 attempts the power would be no float.
+            pause = min(backoff * 2.0 ** min(status.attempt, 1000), _LONGEST_PAUSE)
             status.doing = "waiting to start again"
             screen.say(f"Starting all workers again in {pause:g} s.")
             try:

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, final
 
+from replicax._plain_files import open_plain
+from replicax.errors import InvalidArgument
+from replicax.launch._escapes import harmless
 from replicax.launch._screen import Screen
 
 _LAST_LINES = 20
@@ -42,9 +45,7 @@ class Output:
         for index, pipe in enumerate(pipes):
             self._selector.register(pipe, selectors.EVENT_READ, index)
         if log_directory is not None:
-            log_directory.mkdir(parents=True, exist_ok=True)
-            for index in range(len(pipes)):
-                self._logs[index] = (log_directory / f"worker-{index}.log").open("wb", 0)
+            self._logs = _open_logs(log_directory, len(pipes))
         self._thread = threading.Thread(target=self._read, name="replicax-output", daemon=True)
         self._thread.start()
 
@@ -93,6 +94,33 @@ class Output:
             self._screen.say(f"The log of worker {index} ends here: {error}.")
 
 
+def _open_logs(directory: Path, count: int) -> dict[int, IO[bytes]]:
+    """Open a file for each worker, in the directory itself and nowhere else.
+
+    In a directory that others may write to, a link would have files of this user overwritten.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with contextlib.ExitStack() as opened:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            opened.callback(os.close, place)
+            logs: dict[int, IO[bytes]] = {
+                index: opened.enter_context(
+                    open(open_plain(f"worker-{index}.log", flags, dir_fd=place), "wb", 0)
+                )
+                for index in range(count)
+            }
+        except OSError as error:
+            raise InvalidArgument(
+                f"The output of workers cannot be written to {directory}: {error}. Links are not "
+                "followed; remove what is in the way, or give another directory."
+            ) from error
+        opened.pop_all()
+        os.close(place)
+        return logs
+
+
 @final
 class _Lines:
     """Cuts what comes into lines, the way that a terminal would show them in the end."""
@@ -104,7 +132,8 @@ class _Lines:
     @property
     def progress(self) -> bytes:
         """The line that is being written over and over, if there is one."""
-        return _visible(self._pending) if b"\r" in self._pending else b""
+        line = _visible(self._pending) if b"\r" in self._pending else b""
+        return harmless(line, colours=False)
 
     def add(self, chunk: bytes) -> list[bytes]:
         *whole, self._pending = (self._pending + chunk).split(b"\n")
@@ -122,6 +151,7 @@ class _Lines:
         return self._keep(whole)
 
     def _keep(self, lines: list[bytes]) -> list[bytes]:
+        lines = [harmless(line) for line in lines]
         self.last.extend(lines)
         return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +13,9 @@ import jax
 from jax.experimental.layout import Format
 
 from replicax import _nest
+from replicax._describing import described
 from replicax._typing import Nest
-from replicax.errors import InvalidType
+from replicax.errors import InvalidArgument, InvalidType
 from replicax.execution import Function, FunctionOfInstance
 from replicax.planning._abstract import PlannedStrategy, abstract_arguments
 from replicax.planning._collectives import find_collectives
@@ -69,9 +71,13 @@ def plan(
     >>> plan.replicas, plan.memory.variables, int(plan.flops)
     (4, 16384, 65536)
     """
-    described = describe(topology)
-    devices = described.topology(computation_shape)
-    return _Step.build(program, described, devices, batch).plan()
+    if not callable(program):
+        raise InvalidType(f"A program that is planned is a function; got {described(program)}.")
+    if batch is not None and (not isinstance(batch, numbers.Integral) or batch < 1):
+        raise InvalidArgument(f"`batch` must be a positive number of rows; got {described(batch)}.")
+    target = describe(topology)
+    devices = target.topology(computation_shape)
+    return _Step.build(program, target, devices, batch).plan()
 
 
 def scaling(
@@ -88,10 +94,10 @@ def scaling(
       computation_shape: As for `plan`.
       batch: As for `plan`.
     """
-    if isinstance(topologies, str) or not topologies:
+    if not isinstance(topologies, (list, tuple)) or not topologies:
         raise InvalidType(
-            f"`topologies` has to be a list of names, such as ['v5e:2x2', 'v5e:4x4']; got "
-            f"{topologies!r}."
+            f"`topologies` must be a list of names, such as ['v5e:2x2', 'v5e:4x4']; got "
+            f"{described(topologies)}."
         )
     prepare(topologies)
     return Scaling(tuple(plan(program, name, computation_shape, batch) for name in topologies))

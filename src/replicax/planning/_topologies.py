@@ -14,7 +14,8 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from replicax.errors import DeviceError
+from replicax._describing import described
+from replicax.errors import DeviceError, InvalidType
 from replicax.planning._chips import CHIPS, Chip
 from replicax.topology import Topology, resolve_device, resolve_devices
 
@@ -82,11 +83,11 @@ class Described:
         """
         if computation_shape is None:
             return Topology(tuple((device,) for device in self.devices))
-        block = tuple(computation_shape)
+        block = tuple(computation_shape) if isinstance(computation_shape, Sequence) else ()
         if not block or not all(isinstance(side, int) and side > 0 for side in block):
             raise DeviceError(
                 "`computation_shape` has the sides of a replica's block of chips, such as (2, 2); "
-                f"got {computation_shape!r}."
+                f"got {described(computation_shape)}."
             )
         sides = (*self.sides, *(1,) * (len(block) - len(self.sides)))
         block = (*block, *(1,) * (len(sides) - len(block)))
@@ -116,7 +117,7 @@ def describe(name: str) -> Described:
     >>> describe("cpu:4").chips
     4
     """
-    name = name.strip().lower()
+    name = _plain(name)
     if found := _CPUS.fullmatch(name):
         return _cpus(name, int(found[1]))
     kind, _, shape = name.partition(":")
@@ -131,6 +132,14 @@ def describe(name: str) -> Described:
     return _tpus(name, CHIPS[kind], shape)
 
 
+def _plain(name: Any) -> str:
+    if not isinstance(name, str):
+        raise InvalidType(
+            f"A topology is given by its name; got {described(name)}. Those that work: {_listed()}."
+        )
+    return name.strip().lower()
+
+
 def _listed() -> str:
     names = [f"{kind}:{'|'.join(shapes)}" for kind, shapes in SHAPES.items()]
     return f"{', '.join(names)}, cpu:1 and up"
@@ -138,7 +147,7 @@ def _listed() -> str:
 
 def prepare(names: Sequence[str]) -> None:
     """Splits the CPU for the largest of several topologies, before JAX starts for the first."""
-    counts = [int(found[1]) for name in names if (found := _CPUS.fullmatch(name.strip().lower()))]
+    counts = [int(found[1]) for name in names if (found := _CPUS.fullmatch(_plain(name)))]
     if counts:
         resolve_device(f"CPU:{max(counts) - 1}")
 

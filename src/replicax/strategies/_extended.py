@@ -494,11 +494,11 @@ class StrategyExtended:
 
     def variable_created_in_scope(self, v: Variable) -> bool:
         """Whether `v` was created in the scope of this strategy."""
-        return v.strategy is self._strategy.identity
+        return _known_variable("variable_created_in_scope", v).strategy is self._strategy.identity
 
     def read_var(self, v: Variable) -> jax.Array:
         """The value of a variable; of an ON_READ variable, the aggregate."""
-        return v.value
+        return _known_variable("read_var", v).value
 
     def value_container(self, value: Any) -> Any:
         """The variable that `value` is a copy of; anything else is returned as it is."""
@@ -511,3 +511,14 @@ class StrategyExtended:
                 f"`{method}` of {self._strategy!r} got variable {variable.name!r}, which was "
                 f"created by another strategy ({owner}). Create it in this strategy's scope."
             )
+
+
+def _known_variable(method: str, given: Any) -> Variable:
+    """Return the variable that was given, or that stands for one of another library."""
+    variable = _bridges.variable_of(given)
+    if not isinstance(variable, Variable):
+        raise InvalidType(
+            f"`{method}` takes a variable; got {described(given)}. Give one that was created in "
+            "the scope of a strategy."
+        )
+    return variable

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from replicax.errors import InvalidArgument, InvalidType
+from replicax._seconds import require_seconds
+from replicax.errors import InvalidType
 
 
 @final
@@ -43,9 +42,6 @@ class TerminationConfig:
             function = getattr(self, name)
             if function is not None and not callable(function):
                 raise InvalidType(f"`{name}` must be a function; got {function!r}.")
-        grace = self.grace_period
-        number = isinstance(grace, numbers.Real) and not isinstance(grace, bool)
-        if grace is not None and not (number and 0 <= float(grace) < math.inf):
-            raise InvalidArgument(
-                f"`grace_period` must be a number of seconds, 0 or more; got {grace!r}."
-            )
+        if self.grace_period is not None:
+            # Without a limit nothing would ever be saved.
+            require_seconds("`grace_period`", self.grace_period, unlimited=False)

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, NoReturn, final
 
-from replicax.cluster._spec import ClusterSpec, as_index, shown
+from replicax.cluster._spec import LARGEST_INDEX, ClusterSpec, as_index, shown
 from replicax.cluster.resolvers._resolver import (
     ClusterResolver,
     checked_task_id,
@@ -139,7 +139,7 @@ def _task_id() -> int | None:
     # Some tools write the index as a string: `"index": "0"`.
     index = as_index(task["index"])
     if index is None:
-        _refuse("The index of the task is not an integer, 0 or more")
+        _refuse(f"The index of the task is not an integer, 0 or more and at most {LARGEST_INDEX}")
     return index
 
 
@@ -156,12 +156,19 @@ def _read() -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
+        config = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        _refuse("It is nested too deeply")
+    except ValueError as error:  # also of a number with more digits than Python reads
         _refuse(f"It is not JSON ({error})")
     if not isinstance(config, dict):
         _refuse("It is JSON, but not an object")
     return config
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    """Refuse Infinity and NaN, which Python's parser takes, and JSON does not have."""
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _refuse(problem: str) -> NoReturn:

@@ -1,0 +1,69 @@
+"""Orbax, told that this process is alone: who writes a checkpoint is agreed on elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+MANIFEST, ARRAYS = "manifest", "arrays"  # the parts of a checkpoint
+
+
+def checkpointer_here() -> Any:
+    """Make an Orbax checkpointer for this process alone: who writes is agreed on elsewhere."""
+    import orbax.checkpoint as ocp
+
+    here = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
+    types = ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, ocp.type_handlers.NumpyHandler()),
+        (
+            jax.Array,
+            ocp.type_handlers.ArrayHandler(
+                primary_host=here,
+                replica_id=here,
+                use_replica_parallel=False,
+                enable_write_sharding_file=False,
+            ),
+        ),
+    )
+    handlers = ocp.DefaultCheckpointHandlerRegistry()
+    arrays = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone, type_handler_registry=types)
+    for how in (ocp.args.PyTreeSave, ocp.args.PyTreeRestore):
+        handlers.add(ARRAYS, how, arrays)
+    manifest = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
+    for how in (ocp.args.JsonSave, ocp.args.JsonRestore):
+        handlers.add(MANIFEST, how, manifest)
+    return ocp.Checkpointer(
+        ocp.CompositeCheckpointHandler(
+            handler_registry=handlers,
+            composite_options=ocp.CompositeOptions(
+                multiprocessing_options=alone,
+                # It would tell others of directories that it made by a name that all saves share.
+                async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+            ),
+        ),
+        multiprocessing_options=alone,
+    )
+
+
+def writable(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    """Return arrays as this process's Orbax writes them.
+
+    It writes those of NumPy in the first process only. Elsewhere they become arrays of which all
+    processes have a copy, so that this one's has its index.
+    """
+    if jax.process_index() == 0:
+        return arrays
+    everywhere = [jax.local_devices(process_index=i)[0] for i in range(jax.process_count())]
+    mesh = Mesh(np.array(everywhere), ("process",), axis_types=(AxisType.Auto,))
+    copies = NamedSharding(mesh, PartitionSpec())
+    return {
+        key: jax.make_array_from_single_device_arrays(
+            array.shape, copies, [jax.device_put(array, jax.local_devices()[0])]
+        )
+        for key, array in arrays.items()
+    }

@@ -204,13 +204,17 @@ def fetching(strategy, worker):
         weight = rx.Variable(np.float32([1.0, 2.0]))
     value = strategy.run(rx.function(lambda: weight + 0.0))
     mirrored = strategy.extended.reduce_to("MEAN", value, value)
+    own = strategy.run(
+        rx.function(lambda: weight + rx.get_replica_context().replica_id_in_sync_group)
+    )
     return {
         "gather": np.asarray(strategy.gather(value, axis=0)).tolist(),
         "local": [np.asarray(v).tolist() for v in strategy.experimental_local_results(value)],
         "mirrored": mirrored.numpy().tolist(),
         "variable": np.asarray(weight).tolist(),
         "repr": repr(value),
-        "as array": message_of(TypeError, lambda: np.asarray(value)),
+        "as array": message_of(TypeError, lambda: np.asarray(own)),
+        "common as array": np.asarray(value).tolist(),
         "own number": float(of_worker(strategy, np.float32(worker))) == worker,
     }
 

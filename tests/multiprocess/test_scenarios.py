@@ -84,7 +84,7 @@ def test_values_can_be_fetched_for_logging(results):
     seen = both(results, "fetching")
     assert seen["gather"] == [1.0, 2.0, 1.0, 2.0]
     assert seen["local"] == [[1.0, 2.0]]
-    assert seen["mirrored"] == seen["variable"] == [1.0, 2.0]
+    assert seen["mirrored"] == seen["variable"] == seen["common as array"] == [1.0, 2.0]
     assert "Array([1., 2.]" in seen["repr"]
     assert "strategy.gather" in seen["as array"]
     assert seen["own number"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, Self, final
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,12 @@ class PerReplica(Arithmetic, DistributedValues):
         """
         self = cls._of_array(array, topology, inside)
         self._scalars = array.ndim == 0 if inside else scalars
+        return self
+
+    @classmethod
+    def _of_array(cls, array: jax.Array, topology: Topology | None, inside: bool) -> Self:
+        self = super()._of_array(array, topology, inside)
+        self._scalars = array.ndim == 0
         self._common = self._shapes = self._padded = None
         return self
 
@@ -78,7 +84,7 @@ class PerReplica(Arithmetic, DistributedValues):
     ) -> PerReplica:
         """Of an array that `padded` has returned, and the shapes of all replicas' components."""
         self = cls._of_array(padded, topology, False)
-        self._array, self._common, self._padded = None, None, padded
+        self._array, self._padded = None, padded
         self._scalars, self._shapes = False, tuple(shapes)
         return self
 
@@ -140,6 +146,10 @@ class PerReplica(Arithmetic, DistributedValues):
 
         All components need one shape and one dtype.
         """
+        if isinstance(self._common, Tracer):
+            # For the replicas of all workers, of which this process has only some.
+            stacked = jnp.stack([self._common] * topology.num_replicas)
+            return stacked if self._scalars else stacked.reshape(-1, *self._common.shape[1:])
         if self._array is None:
             components = self.values
             if not self.uniform:

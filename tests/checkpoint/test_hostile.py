@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import jax
@@ -251,6 +252,26 @@ def test_a_file_that_this_process_may_not_read_is_no_damage(saved, monkeypatch, 
         checkpoint.restore(path)
     assert not isinstance(raised.value, rx.errors.InvalidCheckpoint)
     assert isinstance(raised.value.__cause__, PermissionError)
+
+
+def test_a_replacement_that_another_user_was_writing(tmp_path, monkeypatch):
+    (tmp_path / "model.writing-0a1b" / "replaced").mkdir(parents=True)
+    real = os.open
+
+    def refuse(path, *args, **kwargs):
+        if "model.writing-0a1b" in os.fspath(path):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(rx.errors.CheckpointError, match=r"PermissionError.*the right to read"):
+        rx.Checkpoint(n=1).read(tmp_path / "model")
+
+
+def test_hooks_are_as_before_after_a_save(tmp_path):
+    before = sys.unraisablehook
+    rx.Checkpoint(n=1).save(tmp_path / "model")
+    assert sys.unraisablehook is before
 
 
 def test_leftovers_of_another_user_are_left_alone(tmp_path, monkeypatch):

@@ -43,12 +43,13 @@ def orbax_silent() -> Iterator[None]:
     logger = logging.getLogger("absl")
     logger.addFilter(_not_of_orbax)
     usual = sys.unraisablehook
-    if not isinstance(usual, _WithoutLateWrites):
-        sys.unraisablehook = _WithoutLateWrites(usual)
+    ours = None if isinstance(usual, _WithoutLateWrites) else _WithoutLateWrites(usual)
+    sys.unraisablehook = ours or usual
     try:
         yield
         # Not after a failure: writes of other arrays are still under way then.
-        sys.unraisablehook = usual
+        if sys.unraisablehook is ours:
+            sys.unraisablehook = usual
     finally:
         logger.removeFilter(_not_of_orbax)
 

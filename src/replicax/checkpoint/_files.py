@@ -134,9 +134,9 @@ def read_manifest(path: Path) -> Manifest:
     """Return what a checkpoint says of itself."""
     import orbax.checkpoint as ocp
 
-    complete_replacement(path)
-    _require_checkpoint(path)
     try:
+        complete_replacement(path)
+        _require_checkpoint(path)
         _require_plain(path)
         with checkpointer_here() as checkpointer:
             read = checkpointer.restore(

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
+
+from replicax.cluster._messages import Report
 
 _FRAMES = 3  # of the stack, in reports
+_LABEL = 2000  # characters of a label
 _LIBRARIES = tuple(
     str(Path(path).resolve())
     for path in (
@@ -54,8 +57,8 @@ class Progress:
     def together(self, label: str, topic: str | None = None) -> Iterator[Waiting]:
         """Something for which the program needs all workers."""
         self.number += 1
-        self.label = label
-        self._waiting = waiting = Waiting(label, time.monotonic(), topic)
+        self.label = label[:_LABEL]
+        self._waiting = waiting = Waiting(self.label, time.monotonic(), topic)
         try:
             yield waiting
         finally:
@@ -93,15 +96,16 @@ class Progress:
                 return Waiting(waiting.label, max(since, waiting.since), waiting.topic)
         return None
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Report:
+        """Return what this worker is doing."""
         waiting = self.waiting
-        return {
-            "number": self.number,
-            "label": self.label,
-            "waits": None if waiting is None else waiting.label,
-            "seconds": 0.0 if waiting is None else time.monotonic() - waiting.since,
-            "where": self._where(),
-        }
+        return Report(
+            number=self.number,
+            label=self.label,
+            waits=None if waiting is None else waiting.label,
+            seconds=0.0 if waiting is None else time.monotonic() - waiting.since,
+            where=tuple(self._where()),
+        )
 
     def _where(self) -> list[str]:
         """Where the main thread stands, innermost first: the user's code, or else the library's."""

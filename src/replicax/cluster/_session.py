@@ -20,8 +20,10 @@ import jax
 from replicax import _jax_compat
 from replicax.cluster import _starting as starting
 from replicax.cluster._hub import Hub
+from replicax.cluster._hub_service import HubService
 from replicax.cluster._link import Link
 from replicax.cluster._members import Members
+from replicax.cluster._messages import Failed, Finished, TakeLeave
 from replicax.cluster._progress import Progress, is_users
 from replicax.cluster._quiet import without_lines
 from replicax.cluster._runner import Result, Runner
@@ -94,13 +96,16 @@ class Session:
         self._process = os.getpid()
         starting.require_fresh_jax()
         deadline = time.monotonic() + timeout_seconds
-        self._hub: Hub | None = None
+        self._hub: HubService | None = None
         reserved: socket.socket | None = None
         if members.index == 0:
             listener = starting.listen(members)
             reserved, coordinator = starting.reserve_port(members.chief)
-            self._hub = Hub(members, listener, coordinator)
-        self._link = Link(Wire(starting.connect(members, deadline, self._say)), members)
+            self._hub = HubService(Hub(members, coordinator), listener)
+        wire = Wire(starting.connect(members, deadline, self._say))
+        # A child that was forked must not keep the connection open when this process is gone.
+        os.register_at_fork(after_in_child=wire.abandon)
+        self._link = Link(wire, members)
         self._runner = Runner()
         self._watchdog = Watchdog(members, self._link, self.progress, timeout_seconds)
         atexit.register(self._leave)  # after JAX has registered its own end, so before that comes
@@ -236,7 +241,7 @@ class Session:
             if coordinator is not None:
                 return coordinator
             state = self._link.state(NOTICE_SECONDS)
-            absent = [0] if state is None else state["absent"]
+            absent = [0] if state is None else state.absent
             missing = " and ".join(self.members.describe(worker) for worker in absent)
             if time.monotonic() > deadline:
                 raise StartFailed(
@@ -272,8 +277,7 @@ class Session:
         self._failed = True
         text = f"{kind.__name__}: {error}"
         summary = text.splitlines()[0][:2000].removesuffix(".")
-        farewell = {"kind": "failed", "reason": f"failed: {summary}{where}"}
-        self._link.say_farewell(farewell, _FAREWELL_SECONDS)
+        self._link.say_farewell(Failed(f"failed: {summary}{where}"), _FAREWELL_SECONDS)
         return text
 
     def _leave(self) -> None:
@@ -305,23 +309,23 @@ class Session:
             _jax_compat.abandon_distributed_runtime()
             return
         if self.members.index == 0:
-            self._link.wait_until_gone(others, _NEWS_SECONDS)
+            self._link.wait_until_left(others, _NEWS_SECONDS)
         jax.distributed.shutdown()
-        self._link.send({"kind": "gone"})
+        self._link.send(TakeLeave())
 
     def _finish_with(self, others: set[int]) -> bool:
         """Waits until all have finished; False if one of them is lost.
 
         They may take as long as they like, if they are alive.
         """
-        self._link.send({"kind": "finished", "number": self.progress.number})
+        self._link.send(Finished(self.progress.number))
         told = False
         while not self._link.wait_until_ended(others, NOTICE_SECONDS):
             state = self._link.state(NOTICE_SECONDS)
             if state is None:
                 silent = time.monotonic() - self._link.heard
             else:
-                silent = max(worker["silent"] for worker in state["workers"])
+                silent = max(worker.silent for worker in state.workers)
             if silent > self.timeout_seconds:
                 self._say("has finished, and does not wait any longer for workers that are silent")
                 return False

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn, final
+from typing import NoReturn, final
 
 from replicax.cluster._link import Link
 from replicax.cluster._members import Members
+from replicax.cluster._messages import State, WorkerState
 from replicax.cluster._progress import Progress, Waiting
-from replicax.cluster._wire import FINISHED
 from replicax.errors import WorkerLost
 
 _REPORT_SECONDS = 1.0
@@ -64,11 +64,12 @@ class Watchdog:
 
     def _lost(self, waiting: Waiting) -> list[int]:
         """Who has ended without having done its part in what is waited for."""
-        done = self._link.finished_after
         return [
-            worker
-            for worker in list(self._link.ended)
-            if waiting.topic is not None or done.get(worker, -1) < self._progress.number
+            ended.worker
+            for ended in list(self._link.ended.values())
+            if waiting.topic is not None
+            or ended.finished_after is None
+            or ended.finished_after < self._progress.number
         ]
 
     def raise_loss(
@@ -76,7 +77,7 @@ class Watchdog:
     ) -> NoReturn:
         """Raises `WorkerLost` for the first of these, those that have finished last."""
         ended = self._link.ended
-        worker = next((each for each in workers if ended[each] != FINISHED), workers[0])
+        worker = next((each for each in workers if not ended[each].finished), workers[0])
         raise WorkerLost(
             f"{self._link.explain(worker)} {self._members.name} needs it for {label} (collective "
             f"{self._progress.number})."
@@ -84,7 +85,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while True:
-            self._link.send({"kind": "report", "report": self._progress.report()})
+            self._link.send(self._progress.report())
             if self._closed.wait(_REPORT_SECONDS):
                 return
 
@@ -111,43 +112,43 @@ class Watchdog:
                 "stopped, or its machine or the network is."
             )
         else:
-            lines += [f"  {self._describe(*known)}" for known in enumerate(state["workers"])]
+            lines += [f"  {self._describe(*known)}" for known in enumerate(state.workers)]
         lines.append(
             "If a worker may take that long, raise `timeout_seconds` of the "
             "`rx.experimental.CommunicationOptions` given to the strategy."
         )
         return "\n".join(lines)
 
-    def _culprits(self, waiting: Waiting, state: dict[str, Any]) -> list[int]:
-        """Who is silent, has not said what is waited for, or is not in the same program."""
-        known = state["workers"]
+    def _culprits(self, waiting: Waiting, state: State) -> list[int]:
+        """Return who is silent, has not said what is waited for, or is in another program."""
+        known = state.workers
         others = [w for w in range(len(known)) if w != self._members.index]
-        silent = [w for w in others if known[w]["silent"] > _SILENT_SECONDS]
+        silent = [w for w in others if known[w].silent > _SILENT_SECONDS]
         if silent:
             return silent
         if waiting.topic is not None:
-            return [w for w in state["missing"].get(waiting.topic, []) if w in others]
-        number, reports = self._progress.number, {w: known[w]["report"] for w in others}
-        return [
-            worker
-            for worker, report in reports.items()
-            if report.get("number", 0) < number
-            or (report["number"] == number and report["label"] != waiting.label)
-        ]
+            return [w for w in state.missing.get(waiting.topic, ()) if w in others]
+        return [w for w in others if self._is_elsewhere(known[w], waiting)]
 
-    def _describe(self, worker: int, known: dict[str, Any]) -> str:
-        report, name = known["report"], self._members.names[worker]
-        if known["ended"] is not None:
-            return f"{name}: {known['ended']}"
-        if not report:
+    def _is_elsewhere(self, known: WorkerState, waiting: Waiting) -> bool:
+        number, report = self._progress.number, known.report
+        if report is None or report.number < number:
+            return True
+        return report.number == number and report.label != waiting.label
+
+    def _describe(self, worker: int, known: WorkerState) -> str:
+        report, name = known.report, self._members.names[worker]
+        if known.ended is not None:
+            return f"{name}: {known.ended}"
+        if report is None:
             return f"{name}: has not reported yet"
-        if known["silent"] > _SILENT_SECONDS:
-            doing = f"not heard of for {known['silent']:.0f} s (stopped?), was"
+        if known.silent > _SILENT_SECONDS:
+            doing = f"not heard of for {known.silent:.0f} s (stopped?), was"
         else:
             doing = "alive,"
-        waits = "busy" if report["waits"] is None else f"waiting {report['seconds']:.0f} s"
-        where = "; ".join(report["where"])
+        waits = "busy" if report.waits is None else f"waiting {report.seconds:.0f} s"
+        where = "; ".join(report.where)
         return (
-            f"{name}: {doing} {waits}, at collective {report['number']} ({report['label']}); "
+            f"{name}: {doing} {waits}, at collective {report.number} ({report.label}); "
             f"stands at {where}"
         )

@@ -1,0 +1,108 @@
+"""Links of several workers to a hub in the same process."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from in_memory_cluster import InMemoryCluster, InMemoryConnection, members, nothing
+
+from replicax.cluster._hub import Hub
+from replicax.cluster._link import Link
+from replicax.cluster._messages import Failed, Finished, TakeLeave
+from replicax.errors import StartFailed, WorkerLost
+
+
+@pytest.fixture
+def two():
+    with InMemoryCluster(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def test_all_are_welcomed(two):
+    assert [link.wait_for_welcome(5) for link in two.links] == ["10.0.0.1:999"] * 2
+
+
+def test_one_that_is_not_complete_gets_no_address():
+    connection = InMemoryConnection(Hub(members(2), "10.0.0.1:999"), threading.Lock())
+    link = Link(connection, members(2))
+    assert link.wait_for_welcome(0.01) is None
+    state = link.state(5)
+    assert state is not None
+    assert state.absent == (1,)
+    connection.close()
+
+
+def test_a_stranger_is_told_why_it_was_turned_away():
+    hub = Hub(members(2), "10.0.0.1:999")
+    connection = InMemoryConnection(hub, threading.Lock())
+    link = Link(connection, members(3, 2))
+    with pytest.raises(StartFailed, match=r"worker 2 \(.*was turned away.*the same cluster"):
+        link.wait_for_welcome(5)
+    connection.close()
+
+
+def test_one_that_fails_at_the_start_is_named(two):
+    two.links[1].say_farewell(Failed("failed: ImportError"), 5)
+    with pytest.raises(StartFailed, match=r"came together, worker 1 \(.*failed: ImportError"):
+        two.links[0].wait_for_welcome(5)
+
+
+@pytest.mark.parametrize("value", [None, 3, [1.5, float("inf")], {"a": "ü\n"}, "x" * 1_000_000])
+def test_everybody_gets_the_values_of_all_in_their_order(two, threads, value):
+    first = threads.submit(two.links[0].exchange, "topic", [0, value], nothing)
+    second = threads.submit(two.links[1].exchange, "topic", [1, value], nothing)
+    assert first.result(5) == second.result(5) == [[0, value], [1, value]]
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_one_that_is_lost_while_it_is_waited_for_is_named(two, threads, worker):
+    survivor = two.links[1 - worker]
+    waiting = threads.submit(survivor.exchange, "topic", 1, nothing)
+    two.connections[worker].close("was killed")
+    with pytest.raises(WorkerLost, match=rf"worker {worker} \(.*\) was killed"):
+        waiting.result(5)
+
+
+def test_a_hub_that_is_gone_takes_the_first_worker_along(two, threads):
+    waiting = threads.submit(two.links[1].exchange, "topic", 1, nothing)
+    two.connections[1].close()
+    with pytest.raises(WorkerLost, match=r"worker 0 .* is gone without a word"):
+        waiting.result(5)
+
+
+def test_what_check_raises_ends_the_waiting(two):
+    def check() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        two.links[0].exchange("topic", 1, check)
+    state = two.links[1].state(5)
+    assert state is not None
+    assert state.missing == {}  # it was withdrawn
+
+
+def test_who_has_finished_and_who_has_left(two):
+    first, second = two.links
+    second.send(Finished(12))
+    assert first.wait_until_ended({1}, 5)
+    assert first.all_finished
+    assert first.ended[1].finished_after == 12
+    assert first.wait_for_loss(5) == 1
+    second.send(TakeLeave())
+    first.wait_until_left({1}, 5)
+
+
+def test_a_failure_ends_the_waiting_for_the_end(two):
+    first, second = two.links
+    second.say_farewell(Failed("failed: ValueError"), 5)
+    assert first.wait_until_ended({1}, 5)
+    assert not first.all_finished
+    assert first.explain(1) == "worker 1 (10.0.0.1:1001) failed: ValueError."

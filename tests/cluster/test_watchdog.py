@@ -36,6 +36,9 @@ class Bench:
     def reports(self, worker: int, number: int, label: str = "a step") -> None:
         self.others[worker].send(Report(number, label, None, 0.0, ("data.py:31 in decode",)))
 
+    def require_all(self, topic: str | None = None) -> None:
+        self.watchdog.require_all(Waiting("a step", time.monotonic(), topic))
+
     def check(self, waited: float = 30, topic: str | None = None) -> None:
         self.watchdog.check(Waiting("a step", time.monotonic() - waited, topic))
 
@@ -58,18 +61,23 @@ def test_all_are_well(bench):
 def test_one_that_has_finished_after_its_part_is_no_loss(bench, number):
     bench.ends(1, Finished(number))
     bench.check()
+    bench.require_all()
 
 
 def test_one_that_has_finished_before_its_part_is_a_loss(bench):
     bench.ends(1, Finished(2))
     with pytest.raises(WorkerLost, match=r"worker 1 \(.* has finished its program. worker 0 needs"):
         bench.check()
+    with pytest.raises(WorkerLost, match="worker 1"):
+        bench.require_all()
 
 
 def test_one_that_has_finished_cannot_come_to_a_meeting(bench):
     bench.ends(1, Finished(4))
     with pytest.raises(WorkerLost, match="worker 1"):
         bench.check(topic="meeting/0")
+    with pytest.raises(WorkerLost, match="worker 1"):
+        bench.require_all(topic="meeting/0")
 
 
 def test_a_failure_is_blamed_before_one_that_has_finished(bench):

@@ -24,7 +24,7 @@ from replicax.cluster._hub_service import HubService
 from replicax.cluster._link import Link
 from replicax.cluster._members import Members
 from replicax.cluster._messages import Failed, Finished, TakeLeave
-from replicax.cluster._progress import Progress, is_users
+from replicax.cluster._progress import Progress, Waiting, is_users
 from replicax.cluster._quiet import without_lines
 from replicax.cluster._runner import Result, Runner
 from replicax.cluster._starting import NOTICE_SECONDS
@@ -138,8 +138,8 @@ class Session:
         If they have come for different things, all of them are told.
         """
         topic = f"meeting/{self.number('meeting')}"
-        self._require_all(label)
         with self.progress.together(label, topic) as waiting:
+            self._require_all(waiting)
             brought = self._link.exchange(
                 topic, {"label": label, "value": value}, lambda: self._watchdog.check(waiting)
             )
@@ -197,9 +197,9 @@ class Session:
 
     def run(self, label: str, program: Callable[[], Result]) -> Result:
         """What a program returns that all workers run; a failure of it names the culprit."""
-        self._require_all(label)
         try:
             with self.progress.together(label) as waiting:
+                self._require_all(waiting)
                 return self._runner.run(program, lambda: self._watchdog.check(waiting))
         except BaseException as error:
             if self._runner.busy:  # it goes on without this worker having its results
@@ -208,15 +208,15 @@ class Session:
                 raise
             self._watchdog.raise_loss(label, list(self._link.ended), error)
 
-    def _require_all(self, label: str) -> None:
+    def _require_all(self, waiting: Waiting) -> None:
+        """Raise `WorkerLost` if this worker, or one that it needs, cannot take part any more."""
         if self._left_behind is not None:
             raise WorkerLost(
                 f"{self.members.name} was interrupted in {self._left_behind}, which the other "
                 "workers may have completed: its variables need not be theirs any more, so that it "
-                f"cannot take part in {label}. Start again from what was saved."
+                f"cannot take part in {waiting.label}. Start again from what was saved."
             )
-        if self._link.ended:
-            self._watchdog.raise_loss(label, list(self._link.ended))
+        self._watchdog.require_all(waiting)
 
     # Preemption.
 

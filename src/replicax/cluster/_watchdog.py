@@ -51,7 +51,7 @@ class Watchdog:
         self._closed.set()
 
     def check(self, waiting: Waiting) -> None:
-        """Raises `WorkerLost` if what is waited for is not going to come."""
+        """Raise `WorkerLost` if what is waited for is not going to come."""
         now = time.monotonic()
         lost = self._lost(waiting)
         if lost and now - max(waiting.since, self._link.ended_at) > _GRACE_SECONDS:
@@ -62,8 +62,18 @@ class Watchdog:
                 raise WorkerLost(diagnosis)
             self._judged = time.monotonic()
 
+    def require_all(self, waiting: Waiting) -> None:
+        """Raise `WorkerLost` if a worker has ended that is needed for what comes next."""
+        lost = self._lost(waiting)
+        if lost:
+            self.raise_loss(waiting.label, lost)
+
     def _lost(self, waiting: Waiting) -> list[int]:
-        """Who has ended without having done its part in what is waited for."""
+        """Return who has ended without having done its part in what is waited for.
+
+        A worker that has finished after a program of this number has done its part in it, if the
+        program communicates at all. To a meeting it cannot have come without this worker.
+        """
         return [
             ended.worker
             for ended in list(self._link.ended.values())
@@ -75,7 +85,7 @@ class Watchdog:
     def raise_loss(
         self, label: str, workers: Sequence[int], cause: BaseException | None = None
     ) -> NoReturn:
-        """Raises `WorkerLost` for the first of these, those that have finished last."""
+        """Raise `WorkerLost` for the first of these, those that have finished last."""
         ended = self._link.ended
         worker = next((each for each in workers if not ended[each].finished), workers[0])
         raise WorkerLost(

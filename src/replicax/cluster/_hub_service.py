@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import threading
 from typing import final
 
+from replicax.cluster._forking import keep_from_children
 from replicax.cluster._hub import Hub
 from replicax.cluster._messages import (
     LARGEST_LINE,
@@ -35,9 +35,7 @@ class HubService:
     def __init__(self, hub: Hub, listener: socket.socket) -> None:
         self._hub = hub
         self._listener = listener
-        self._sockets = {listener.fileno()}
-        # A child that was forked must not keep connections open when this process is gone.
-        os.register_at_fork(after_in_child=self._abandon)
+        keep_from_children(listener)
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="replicax-hub", daemon=True)
@@ -69,7 +67,7 @@ class HubService:
         """Serve one worker, from its introduction to its end."""
         connection = writer.get_extra_info("socket")
         configure(connection)
-        self._sockets.add(connection.fileno())
+        keep_from_children(connection)
 
         def tell(message: FromHub) -> None:
             if not writer.is_closing():
@@ -91,10 +89,4 @@ class HubService:
         finally:
             if index is not None:
                 self._hub.disconnect(index, reason)
-            self._sockets.discard(connection.fileno())
             writer.close()
-
-    def _abandon(self) -> None:
-        for descriptor in self._sockets:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)

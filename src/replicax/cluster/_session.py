@@ -102,10 +102,7 @@ class Session:
             listener = starting.listen(members)
             reserved, coordinator = starting.reserve_port(members.chief)
             self._hub = HubService(Hub(members, coordinator), listener)
-        wire = Wire(starting.connect(members, deadline, self._say))
-        # A child that was forked must not keep the connection open when this process is gone.
-        os.register_at_fork(after_in_child=wire.abandon)
-        self._link = Link(wire, members)
+        self._link = Link(Wire(starting.connect(members, deadline, self._say)), members)
         self._runner = Runner()
         self._watchdog = Watchdog(members, self._link, self.progress, timeout_seconds)
         atexit.register(self._leave)  # after JAX has registered its own end, so before that comes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 from typing import final
 
+from replicax.cluster._forking import keep_from_children
 from replicax.cluster._messages import LARGEST_LINE, InvalidMessage, Message, decode, encode
 
 # After so many seconds without a sign of the other machine (not: the other process, which may be
@@ -35,6 +35,7 @@ class Wire:
 
     def __init__(self, connection: socket.socket) -> None:
         configure(connection)
+        keep_from_children(connection)
         connection.settimeout(None)
         self._connection = connection
         self._lines = connection.makefile("rb")
@@ -59,7 +60,3 @@ class Wire:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-
-    def abandon(self) -> None:
-        """Close a copy of the connection in a process that was forked; it itself goes on."""
-        os.close(self._connection.detach())

@@ -97,9 +97,23 @@ assert b"Refused" in client.recv(1000), "the hub is as it was"
 client.close()
 service.close()
 """
+PREEMPTION = """
+import signal
+import replicax as rx
+
+assert not rx.preemption.requested()  # installs the handler
+process = os.fork()
+if process == 0:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGTERM
+os.kill(os.getpid(), signal.SIGTERM)
+assert rx.preemption.requested()
+"""
 
 
-@pytest.mark.parametrize("program", [COPIES, HUB], ids=["copies", "hub"])
+@pytest.mark.parametrize("program", [COPIES, HUB, PREEMPTION], ids=["copies", "hub", "preemption"])
 def test_children_give_up_connections_and_nothing_else(program):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PRELUDE + program],

@@ -7,7 +7,17 @@ from in_memory_cluster import members
 
 from replicax.cluster import _messages as messages
 from replicax.cluster._hub import Hub
-from replicax.cluster._messages import Ended, Finished, FromHub, Hello, Put, Value, Void
+from replicax.cluster._messages import (
+    Disconnected,
+    Ended,
+    Failed,
+    Finished,
+    FromHub,
+    Hello,
+    Put,
+    Value,
+    Void,
+)
 
 
 class Seats:
@@ -98,7 +108,8 @@ def test_a_topic_for_which_one_that_has_ended_had_put_its_value_is_not_void(thre
     three.hub.disconnect(2, "is gone")
     three.hub.handle(0, Put("topic", "0"))
     three.hub.handle(1, Put("topic", "1"))
-    assert three.take(0) == [Ended(2, "is gone"), *(Value("topic", w, str(w)) for w in (2, 0, 1))]
+    gone = [Ended(2, "is gone"), Disconnected(2)]
+    assert three.take(0) == [*gone, *(Value("topic", w, str(w)) for w in (2, 0, 1))]
 
 
 def test_withdrawn_values_are_forgotten(three):
@@ -110,9 +121,10 @@ def test_withdrawn_values_are_forgotten(three):
 
 
 def test_the_first_reason_stays(three):
-    three.hub.handle(1, messages.Failed("failed: ValueError"))
+    three.hub.handle(1, Failed("failed: ValueError", secondary=True))
+    assert three.take(0) == [Ended(1, "failed: ValueError", secondary=True)]
     three.hub.disconnect(1, "is gone")
-    assert three.take(0) == [Ended(1, "failed: ValueError")]
+    assert three.take(0) == [Disconnected(1)]
 
 
 def test_the_state_names_who_is_missing(three):
@@ -120,7 +132,7 @@ def test_the_state_names_who_is_missing(three):
     three.hub.handle(1, report)
     assert three.take(1) == [messages.Beat()]
     three.hub.handle(0, Put("topic", "0"))
-    three.hub.handle(2, messages.Failed("failed"))
+    three.hub.handle(2, Failed("failed", secondary=False))
     three.take(0)
     three.hub.handle(0, messages.AskState())
     (state,) = three.take(0)
@@ -147,7 +159,7 @@ def test_a_stop_does_not_wait_for_one_that_has_ended(three):
     three.hub.handle(1, messages.Calls(2))
     three.take(0)
     three.hub.disconnect(2, "is gone")
-    assert three.take(0) == [Ended(2, "is gone"), messages.Stop(5)]
+    assert three.take(0) == [Ended(2, "is gone"), messages.Stop(5), Disconnected(2)]
 
 
 def test_one_that_speaks_like_the_hub_is_out(three):

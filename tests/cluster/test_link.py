@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -50,7 +51,7 @@ def test_a_stranger_is_told_why_it_was_turned_away():
 
 
 def test_one_that_fails_at_the_start_is_named(two):
-    two.links[1].say_farewell(Failed("failed: ImportError"), 5)
+    two.links[1].say_farewell(Failed("failed: ImportError", secondary=False), 5)
     with pytest.raises(StartFailed, match=r"came together, worker 1 \(.*failed: ImportError"):
         two.links[0].wait_for_welcome(5)
 
@@ -102,7 +103,49 @@ def test_who_has_finished_and_who_has_left(two):
 
 def test_a_failure_ends_the_waiting_for_the_end(two):
     first, second = two.links
-    second.say_farewell(Failed("failed: ValueError"), 5)
+    second.say_farewell(Failed("failed: ValueError", secondary=False), 5)
     assert first.wait_until_ended({1}, 5)
     assert not first.all_finished
     assert first.explain(1) == "worker 1 (10.0.0.1:1001) failed: ValueError."
+
+
+def waits_for_the_cause(link: Link) -> bool:
+    begun = time.monotonic()
+    link.wait_until_cause_is_gone(0.05)
+    return time.monotonic() - begun >= 0.05
+
+
+def test_who_follows_one_that_was_lost_waits_until_its_process_is_gone(two):
+    first, second = two.links
+    second.send(Finished(2))
+    assert first.wait_until_ended({1}, 5)
+    loss = str(first.loss(1, " It is needed."))
+    assert loss == "worker 1 (10.0.0.1:1001) has finished its program. It is needed."
+    first.say_farewell(Failed("failed: WorkerLost", secondary=True), 5)
+    assert first.ended_after_loss
+    assert waits_for_the_cause(first)
+    two.connections[1].close()
+    assert not waits_for_the_cause(first)
+
+
+def test_of_two_that_need_each_other_in_vain_only_the_second_waits(two):
+    first, second = two.links
+    first.say_farewell(Finished(2), 5)
+    assert second.wait_until_ended({0}, 5)
+    second.say_farewell(Finished(2), 5)
+    for link, other in ((first, 1), (second, 0)):
+        link.loss(other)  # of which a thread that reads ahead learns
+    assert [link.ended_after_loss for link in two.links] == [False, True]
+
+
+def test_who_follows_a_failure_that_is_not_known_yet_waits_for_it():
+    with InMemoryCluster(3) as three:
+        first, second, third = three.links
+        first.say_farewell(Failed("failed: InputFailed", secondary=True), 5)
+        second.say_farewell(Failed("failed: InputFailed", secondary=True), 5)
+        three.connections[1].close()
+        assert waits_for_the_cause(first)  # worker 1 has failed on account of worker 2, too
+        third.say_farewell(Failed("failed: ValueError", secondary=False), 5)
+        assert waits_for_the_cause(first)
+        three.connections[2].close()
+        assert not waits_for_the_cause(first)

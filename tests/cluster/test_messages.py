@@ -17,7 +17,7 @@ EXAMPLES = [
     messages.Withdraw("meeting/0"),
     messages.AskState(),
     messages.Finished(3),
-    messages.Failed("failed: \x1b[31mValueError\n"),
+    messages.Failed("failed: \x1b[31mValueError\n", secondary=True),
     messages.TakeLeave(),
     messages.Preempted(),
     messages.Calls(0),
@@ -27,7 +27,8 @@ EXAMPLES = [
     messages.Value("meeting/0", 1, "[1, 2]"),
     messages.Void("meeting/0", 1),
     messages.Ended(1, "has finished its program", 3),
-    messages.Ended(1, "failed"),
+    messages.Ended(1, "failed", secondary=True),
+    messages.Disconnected(1),
     messages.Left(1),
     messages.State(
         (messages.WorkerState(0.1, REPORT, None), messages.WorkerState(0.1, None, "failed")),
@@ -71,8 +72,9 @@ def test_every_kind_has_an_example():
         (b'{"kind": "Finished", "number": true}\n', "number must be int; got True"),
         (b'{"kind": "Finished", "number": 1%s}\n' % (b"0" * 5000), "4300 digits"),
         (b'{"kind": "Finished", "number": 1%s}\n' % (b"0" * 4000), "number must be int; got 1"),
-        (b'{"kind": "Failed", "reason": %s}\n' % (b"[" * 100_000), "nested too deeply"),
-        (b'{"kind": "Failed", "reason": 3}\n', "reason must be str; got 3"),
+        (b'{"kind": "Withdraw", "topic": %s}\n' % (b"[" * 100_000), "nested too deeply"),
+        (b'{"kind": "Withdraw", "topic": 3}\n', "topic must be str; got 3"),
+        (b'{"kind": "Failed", "reason": "", "secondary": 1}\n', "secondary must be bool; got 1"),
         (b'{"kind": "Hello", "index": 0, "addresses": "ab", "versions": {}}\n', "addresses must"),
         (b'{"kind": "Hello", "index": 0, "addresses": [1], "versions": {}}\n', "must be str"),
     ],
@@ -84,8 +86,8 @@ def test_what_is_no_message_is_refused_with_a_reason(line, reason):
 
 
 def test_a_message_that_is_too_large_is_not_encoded():
-    with pytest.raises(InvalidMessage, match=r"kind Failed has 17,825,8\d\d bytes"):
-        encode(messages.Failed("x" * 17 * 2**20))
+    with pytest.raises(InvalidMessage, match=r"kind Withdraw has 17,825,8\d\d bytes"):
+        encode(messages.Withdraw("x" * 17 * 2**20))
     with pytest.raises(ValueError, match="not JSON compliant"):
         encode(messages.Report(0, "", None, float("inf"), ()))
     assert json.loads(encode(messages.Calls(1))) == {"kind": "Calls", "calls": 1}

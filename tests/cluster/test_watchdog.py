@@ -30,7 +30,8 @@ class Bench:
 
     def ends(self, worker: int, message: Finished | Failed) -> None:
         self.others[worker].send(message)
-        assert self.link.wait_until_ended({worker}, 5)
+        while worker not in self.link.ended:
+            time.sleep(0.001)
         self.link.ended_at -= 10  # long ago
 
     def reports(self, worker: int, number: int, label: str = "a step") -> None:
@@ -82,13 +83,23 @@ def test_one_that_has_finished_cannot_come_to_a_meeting(bench):
 
 def test_a_failure_is_blamed_before_one_that_has_finished(bench):
     bench.ends(1, Finished(2))
-    bench.ends(2, Failed("failed: ValueError"))
+    bench.ends(2, Failed("failed: ValueError", secondary=False))
     with pytest.raises(WorkerLost, match=r"worker 2 \(.*\) failed: ValueError"):
         bench.check()
 
 
+def test_one_that_failed_on_account_of_another_is_blamed_last(bench):
+    bench.ends(2, Failed("failed: WorkerLost", secondary=True))
+    with pytest.raises(WorkerLost, match=r"worker 2 \(.*\) failed: WorkerLost"):
+        bench.check()
+    bench.ends(1, Finished(2))
+    with pytest.raises(WorkerLost, match=r"worker 1 \(.*\) has finished its program"):
+        bench.check()
+    assert bench.link.lost == 1
+
+
 def test_a_loss_is_given_time(bench):
-    bench.ends(1, Failed("failed"))
+    bench.ends(1, Failed("failed", secondary=False))
     bench.check(waited=0.5)
     bench.link.ended_at = time.monotonic()
     bench.check()

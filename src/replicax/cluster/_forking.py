@@ -1,4 +1,4 @@
-"""Connections that must not live on in children of this process.
+"""Connections that end when this process does: not before, and not with its children.
 
 The end of a connection is how other workers learn that a process is gone. A child that was forked
 has copies of its descriptors, and would keep the connections open.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Protocol
+from typing import Protocol, final
 
 
 class Connection(Protocol):
@@ -19,6 +19,17 @@ class Connection(Protocol):
         ...
 
 
+@final
+class _Held:
+    """A descriptor that nothing closes as long as the process lives."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
 # The objects and not their numbers: a number means something else once the connection is closed.
 _connections: list[Connection] = []
 
@@ -27,6 +38,16 @@ def keep_from_children(connection: Connection) -> None:
     """Have children that are forked from now on give up their copy of a connection."""
     _connections[:] = [each for each in _connections if each.fileno() >= 0]
     _connections.append(connection)
+
+
+def hold_until_exit(connection: Connection) -> None:
+    """Keep a connection open until the process is gone, also when the object is closed.
+
+    The interpreter closes its objects some time before the end, and another worker that waits for
+    this one could be the first to end.
+    """
+    if connection.fileno() >= 0:
+        keep_from_children(_Held(os.dup(connection.fileno())))
 
 
 def _give_up_copies() -> None:

@@ -14,6 +14,7 @@ from replicax.cluster._messages import (
     Beat,
     Calls,
     Deciding,
+    Disconnected,
     Ended,
     Failed,
     Finished,
@@ -118,7 +119,7 @@ class Hub:
             case Finished():
                 self._end(Ended(index, FINISHED, message.number))
             case Failed():
-                self._end(Ended(index, message.reason))
+                self._end(Ended(index, message.reason, secondary=message.secondary))
             case TakeLeave():
                 self._tell_all(Left(index))
             case Preempted():
@@ -130,11 +131,12 @@ class Hub:
                     self._calls[index] = message.calls
                     self._decide()
             case _:
-                self.disconnect(index, f"sent a message of kind {type(message).__name__}")
+                self._end(Ended(index, f"sent a message of kind {type(message).__name__}"))
 
     def disconnect(self, index: int, reason: str) -> None:
-        """Note that the connection of a worker has ended."""
+        """Note that the connection of a worker has ended; if it has not said why, for `reason`."""
         self._end(Ended(index, reason))
+        self._tell_all(Disconnected(index))
 
     def _put(self, index: int, put: Put) -> None:
         values = self._topics.setdefault(put.topic, {})

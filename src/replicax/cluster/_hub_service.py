@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import socket
 import threading
-from typing import final
+from typing import Any, final
 
-from replicax.cluster._forking import keep_from_children
+from replicax.cluster._forking import hold_until_exit, keep_from_children
 from replicax.cluster._hub import Hub
 from replicax.cluster._messages import (
     LARGEST_LINE,
@@ -27,6 +27,8 @@ _GONE = "is gone without a word: killed, crashed, or ended by os._exit"
 class HubService:
     """A thread that serves the hub to every worker, the first one too.
 
+    Connections of workers end with this process, also if the service is closed before.
+
     Args:
       hub: What is served.
       listener: Where workers connect.
@@ -35,6 +37,7 @@ class HubService:
     def __init__(self, hub: Hub, listener: socket.socket) -> None:
         self._hub = hub
         self._listener = listener
+        self._connections: list[Any] = []  # of workers
         keep_from_children(listener)
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -58,6 +61,8 @@ class HubService:
         server = await asyncio.start_server(self._attend, sock=self._listener, limit=LARGEST_LINE)
         await self._closing.wait()
         server.close()
+        for connection in self._connections:
+            hold_until_exit(connection)
         visits = asyncio.all_tasks() - {asyncio.current_task()}
         for visit in visits:
             visit.cancel()
@@ -77,6 +82,8 @@ class HubService:
         try:
             hello = await asyncio.wait_for(reader.readline(), _INTRODUCTION_SECONDS)
             index = self._hub.admit(decode(hello), tell)
+            if index is not None:
+                self._connections.append(connection)
             while index is not None and (line := await reader.readline()).endswith(b"\n"):
                 self._hub.handle(index, decode(line))
         except ValueError as error:  # no message, or a line that does not end

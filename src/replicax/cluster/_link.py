@@ -14,8 +14,10 @@ from replicax.cluster._members import Members
 from replicax.cluster._messages import (
     AskState,
     Deciding,
+    Disconnected,
     Ended,
     Failed,
+    Finished,
     Hello,
     Left,
     Message,
@@ -52,7 +54,7 @@ class Link:
     """Sends to the hub, and keeps what comes from there; a thread receives.
 
     `ended` says which other workers take no part any more, and why, in the order in which that
-    became known.
+    became known. `lost` is the one that was last needed in vain.
     """
 
     def __init__(self, connection: Connection, members: Members) -> None:
@@ -64,9 +66,12 @@ class Link:
         self._values: dict[str, dict[int, str]] = {}  # of the topics that are waited for
         self._voids: dict[str, int] = {}
         self._left: set[int] = set()
+        self._disconnected: set[int] = set()
+        self._ended_before: frozenset[int] | None = None  # who had, when this worker ended
         self._heard_out = self._broken = False
         self._state: State | None = None
         self.ended: dict[int, Ended] = {}
+        self.lost: int | None = None
         self.ended_at = 0.0  # when the first of them was known to have
         self.heard = time.monotonic()
         self.agreed_stop = AgreedStop(self.send)
@@ -109,9 +114,9 @@ class Link:
             with self._changed:
                 while len(values) < self._members.count:
                     if topic in self._voids:
-                        raise WorkerLost(self.explain(self._voids[topic]))
+                        raise self.loss(self._voids[topic])
                     if self._broken:
-                        raise WorkerLost(self.explain(next(iter(self.ended))))
+                        raise self.loss(0)
                     if not self._changed.wait(_POLL_SECONDS):
                         self._check_unlocked(check)
         except BaseException:
@@ -139,8 +144,11 @@ class Link:
             self._changed.wait_for(lambda: self._state is not None or self._broken, seconds)
             return self._state
 
-    def say_farewell(self, message: Failed, seconds: float) -> None:
+    def say_farewell(self, message: Finished | Failed, seconds: float) -> None:
         """Tell the hub why this worker ends, and wait, so long at most, until it has heard."""
+        with self._changed:
+            if self._ended_before is None:
+                self._ended_before = frozenset(self.ended)
         self.send(message)
         with self._changed:
             self._changed.wait_for(lambda: self._heard_out or self._broken, seconds)
@@ -162,6 +170,33 @@ class Link:
         with self._changed:
             self._changed.wait_for(lambda: bool(self.ended), seconds)
             return next(iter(self.ended), None)
+
+    def wait_until_cause_is_gone(self, seconds: float) -> None:
+        """Wait, so long at most, until the process is gone on account of which this one failed.
+
+        That is the worker that was lost, or else one that failed by itself.
+        """
+
+        def is_gone() -> bool:
+            failed = {e.worker for e in self.ended.values() if not (e.finished or e.secondary)}
+            causes = {self.lost} if self.ended_after_loss else failed
+            return self._broken or bool(causes & self._disconnected)
+
+        with self._changed:
+            self._changed.wait_for(is_gone, seconds)
+
+    @property
+    def ended_after_loss(self) -> bool:
+        """Whether this worker has ended after the one that it had needed in vain.
+
+        It knew of that one's end before it told its own: so two never wait for each other.
+        """
+        return self.lost is not None and self.lost in (self._ended_before or ())
+
+    def loss(self, worker: int, consequence: str = "") -> WorkerLost:
+        """Return the error that says that this worker has ended, and why."""
+        self.lost = worker
+        return WorkerLost(self.explain(worker) + consequence)
 
     def explain(self, worker: int) -> str:
         """Return which worker has ended, and why, as a sentence."""
@@ -198,6 +233,8 @@ class Link:
                 self._note_end(message)
             case Left():
                 self._left.add(message.worker)
+            case Disconnected():
+                self._disconnected.add(message.worker)
             case State():
                 self._state = message
             case Deciding():

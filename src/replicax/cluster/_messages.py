@@ -82,9 +82,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker ends because its program failed."""
+    """The worker ends because its program failed.
+
+    `secondary` says that it would not have failed if another worker had not ended or failed.
+    """
 
     reason: str
+    secondary: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,7 @@ class Ended:
     worker: int
     reason: str
     finished_after: int | None = None  # collectives; None unless it has finished its program
+    secondary: bool = False  # whether it failed on account of another worker
 
     @property
     def finished(self) -> bool:
@@ -160,6 +165,13 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class Left:
     """A worker has left JAX's service."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection of a worker has ended, and with it the process."""
 
     worker: int
 
@@ -197,7 +209,9 @@ class Stop:
 ToHub = (
     Hello | Report | Put | Withdraw | AskState | Finished | Failed | TakeLeave | Preempted | Calls
 )
-FromHub = Welcome | Refused | Beat | Value | Void | Ended | Left | State | Deciding | Stop
+FromHub = (
+    Welcome | Refused | Beat | Value | Void | Ended | Left | Disconnected | State | Deciding | Stop
+)
 Message = ToHub | FromHub
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 
@@ -262,7 +276,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         return tuple(_checked(arguments[0], item, where) for item in value)
     if origin is dict and isinstance(value, dict):
         return {key: _checked(arguments[1], item, where) for key, item in value.items()}
-    if hint is str and isinstance(value, str):
+    if hint in (str, bool) and isinstance(value, hint):
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     in_range = is_number and abs(value) <= _LARGEST_NUMBER  # which is not so of NaN and infinity

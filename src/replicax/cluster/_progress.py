@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
+from weakref import WeakSet
 
 from replicax.cluster._messages import Report
 
@@ -52,17 +53,23 @@ class Progress:
         self._waiting: Waiting | None = None
         self._element_since: float | None = None
         self._input: dict[str, Waiting] = {}
+        self._threads: WeakSet[threading.Thread] = WeakSet()
 
     @contextmanager
     def together(self, label: str, topic: str | None = None) -> Iterator[Waiting]:
         """Something for which the program needs all workers."""
         self.number += 1
+        self._threads.add(threading.current_thread())
         self.label = label[:_LABEL]
         self._waiting = waiting = Waiting(self.label, time.monotonic(), topic)
         try:
             yield waiting
         finally:
             self._waiting = None
+
+    def takes_part(self, thread: threading.Thread) -> bool:
+        """Return whether a thread has done something together with other workers."""
+        return thread in self._threads
 
     @contextmanager
     def for_element(self) -> Iterator[None]:

@@ -85,12 +85,16 @@ class Watchdog:
     def raise_loss(
         self, label: str, workers: Sequence[int], cause: BaseException | None = None
     ) -> NoReturn:
-        """Raise `WorkerLost` for the first of these, those that have finished last."""
+        """Raise `WorkerLost` for the first of these; for one that followed another only if need be.
+
+        A worker that failed by itself comes before one that has finished, and that before one that
+        failed because it needed one of the others.
+        """
         ended = self._link.ended
-        worker = next((each for each in workers if not ended[each].finished), workers[0])
-        raise WorkerLost(
-            f"{self._link.explain(worker)} {self._members.name} needs it for {label} (collective "
-            f"{self._progress.number})."
+        worker = min(workers, key=lambda each: (ended[each].secondary, ended[each].finished))
+        raise self._link.loss(
+            worker,
+            f" {self._members.name} needs it for {label} (collective {self._progress.number}).",
         ) from cause
 
     def _watch(self) -> None:

@@ -11,8 +11,8 @@ from in_memory_cluster import InMemoryCluster, InMemoryConnection, members, noth
 
 from replicax.cluster._hub import Hub
 from replicax.cluster._link import Link
-from replicax.cluster._messages import Failed, Finished, TakeLeave
-from replicax.errors import StartFailed, WorkerLost
+from replicax.cluster._messages import LARGEST_PUT, Failed, Finished, TakeLeave
+from replicax.errors import InvalidArgument, StartFailed, WorkerLost
 
 
 @pytest.fixture
@@ -58,25 +58,48 @@ def test_one_that_fails_at_the_start_is_named(two):
 
 @pytest.mark.parametrize("value", [None, 3, [1.5, float("inf")], {"a": "ü\n"}, "x" * 1_000_000])
 def test_everybody_gets_the_values_of_all_in_their_order(two, threads, value):
-    first = threads.submit(two.links[0].exchange, "topic", [0, value], nothing)
-    second = threads.submit(two.links[1].exchange, "topic", [1, value], nothing)
+    first = threads.submit(two.links[0].exchange, "topic", "a test", [0, value], nothing)
+    second = threads.submit(two.links[1].exchange, "topic", "a test", [1, value], nothing)
     assert first.result(5) == second.result(5) == [[0, value], [1, value]]
 
 
 @pytest.mark.parametrize("worker", [0, 1])
 def test_one_that_is_lost_while_it_is_waited_for_is_named(two, threads, worker):
     survivor = two.links[1 - worker]
-    waiting = threads.submit(survivor.exchange, "topic", 1, nothing)
+    waiting = threads.submit(survivor.exchange, "topic", "a test", 1, nothing)
     two.connections[worker].close("was killed")
     with pytest.raises(WorkerLost, match=rf"worker {worker} \(.*\) was killed"):
         waiting.result(5)
 
 
 def test_a_hub_that_is_gone_takes_the_first_worker_along(two, threads):
-    waiting = threads.submit(two.links[1].exchange, "topic", 1, nothing)
+    waiting = threads.submit(two.links[1].exchange, "topic", "a test", 1, nothing)
     two.connections[1].close()
     with pytest.raises(WorkerLost, match=r"worker 0 .* is gone without a word"):
         waiting.result(5)
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_value_that_is_too_large_is_refused_before_it_is_sent(two, threads, worker):
+    link = two.links[worker]
+    with pytest.raises(
+        InvalidArgument, match=r"for a test \(topic\) is too large: .*17,\d"
+    ) as error:
+        link.exchange("topic", "a test", ["x" * 17_000_000], nothing)
+    assert f"What worker {worker} has to tell" in str(error.value)
+    assert len(str(error.value)) < 400
+    # Nobody is lost by it.
+    large = "x" * (LARGEST_PUT - 200)
+    both = [threads.submit(each.exchange, "next", "a test", large, nothing) for each in two.links]
+    assert [each.result(10) == [large, large] for each in both] == [True, True]
+
+
+def test_a_first_worker_that_loses_its_own_hub_says_so(two):
+    two.connections[0].close()
+    with pytest.raises(WorkerLost, match=r"worker 0 \(.*\) has lost the hub in its own process"):
+        two.links[0].exchange("topic", "a test", 1, nothing)
+    assert two.links[0].wait_until_ended({1}, 5)  # and does not wait for the others
+    assert not two.links[0].all_finished
 
 
 def test_what_check_raises_ends_the_waiting(two):
@@ -84,7 +107,7 @@ def test_what_check_raises_ends_the_waiting(two):
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        two.links[0].exchange("topic", 1, check)
+        two.links[0].exchange("topic", "a test", 1, check)
     state = two.links[1].state(5)
     assert state is not None
     assert state.missing == {}  # it was withdrawn

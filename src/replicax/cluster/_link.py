@@ -19,6 +19,7 @@ from replicax.cluster._messages import (
     Failed,
     Finished,
     Hello,
+    InvalidMessage,
     Left,
     Message,
     Put,
@@ -32,7 +33,7 @@ from replicax.cluster._messages import (
     Withdraw,
     versions,
 )
-from replicax.errors import StartFailed, WorkerLost
+from replicax.errors import InvalidArgument, StartFailed, WorkerLost
 
 _POLL_SECONDS = 0.2  # how often somebody who waits looks whether it should go on waiting
 
@@ -101,16 +102,23 @@ class Link:
                 )
             return self._coordinator
 
-    def exchange(self, topic: str, value: Any, check: Callable[[], None]) -> list[Any]:
+    def exchange(self, topic: str, label: str, value: Any, check: Callable[[], None]) -> list[Any]:
         """Put down a value, and wait for those of all workers, in their order.
 
         Raises `WorkerLost` if one of them is not going to come, and whatever `check` raises, which
-        is called now and then.
+        is called now and then. `label` says what it is for.
         """
         with self._changed:
             values = self._values[topic] = {}
         try:
-            self.send(Put(topic, json.dumps(value)))
+            try:
+                self.send(Put(topic, json.dumps(value)))
+            except InvalidMessage as error:
+                raise InvalidArgument(
+                    f"What {self._members.name} has to tell the others for {label} ({topic}) is "
+                    f"too large: {error}. Names, shapes and short lists go this way; bring arrays "
+                    "together with `strategy.gather` or `strategy.reduce`."
+                ) from None
             with self._changed:
                 while len(values) < self._members.count:
                     if topic in self._voids:
@@ -214,9 +222,14 @@ class Link:
                 self.heard = time.monotonic()
                 self._take(message)
                 self._changed.notify_all()
+        reason = "is gone without a word: killed, crashed, or cut off"
+        if self._members.index == 0:
+            reason = "has lost the hub in its own process, which keeps the workers together"
+        if self._refused is not None:
+            reason = f"has ended the connection of {self._members.name}, which {self._refused}"
         with self._changed:  # the hub is gone, and with it the first worker
             self._broken = True
-            self._note_end(Ended(0, "is gone without a word: killed, crashed, or cut off"))
+            self._note_end(Ended(0, reason))
             self._changed.notify_all()
 
     def _take(self, message: Message) -> None:
@@ -245,7 +258,7 @@ class Link:
                 pass  # a sign of life, or what is no longer waited for
 
     def _note_end(self, ended: Ended) -> None:
-        if ended.worker == self._members.index:
+        if ended.worker == self._members.index and not self._broken:
             self._heard_out = True
             return
         if not self.ended:

@@ -13,9 +13,9 @@ from functools import cache
 from importlib import metadata
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-LARGEST_BYTES = 16 * 1024 * 1024  # of a message that is sent
-# What a reader accepts: the hub passes values on in a slightly longer message.
-LARGEST_LINE = LARGEST_BYTES + 4096
+LARGEST_PUT = 16 * 1024 * 1024  # bytes of a message with a worker's value
+# Of any message: the hub passes values on in a slightly longer one.
+LARGEST_LINE = LARGEST_PUT + 4096
 # Why a worker takes no part any more, if there was nothing left to do.
 FINISHED = "has finished its program"
 _LARGEST_NUMBER = 2**53  # JSON numbers are exact up to here in every reader
@@ -220,10 +220,11 @@ def encode(message: Message) -> bytes:
     """Return the line for a message; raise `InvalidMessage` if it is too large."""
     content = {"kind": type(message).__name__, **asdict(message)}
     line = json.dumps(content, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-    if len(line) > LARGEST_LINE:
+    largest = LARGEST_PUT if isinstance(message, Put) else LARGEST_LINE
+    if len(line) > largest:
         raise InvalidMessage(
-            f"a message of kind {content['kind']} has {len(line):,} bytes, and "
-            f"{LARGEST_BYTES:,} is the most"
+            f"a message of kind {content['kind']} has {len(line):,} bytes, and {largest:,} is the "
+            "most"
         )
     return line
 

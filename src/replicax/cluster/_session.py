@@ -150,7 +150,10 @@ class Session:
         with self.progress.together(label, topic) as waiting:
             self._require_all(waiting)
             brought = self._link.exchange(
-                topic, {"label": label, "value": value}, lambda: self._watchdog.check(waiting)
+                topic,
+                label,
+                {"label": label, "value": value},
+                lambda: self._watchdog.check(waiting),
             )
         labels = [item["label"] for item in brought]
         if len(set(labels)) > 1:
@@ -202,7 +205,7 @@ class Session:
                 self._watchdog.check(waiting)
 
         with self.progress.for_input(topic):
-            return self._link.exchange(topic, value, check)
+            return self._link.exchange(topic, "the input of a step", value, check)
 
     def run(self, label: str, program: Callable[[], Result]) -> Result:
         """What a program returns that all workers run; a failure of it names the culprit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -55,12 +56,15 @@ def _install() -> None:
             "does not let a signal be handled. Call `rx.preemption.requested()` once in the main "
             "thread, or make the `PreemptionCheckpointHandler` there."
         )
-    previous = signal.getsignal(signal.SIGTERM)
+    previous, process = signal.getsignal(signal.SIGTERM), os.getpid()
 
     def on_signal(number: int, frame: Any) -> None:
         global _received_at
-        _received_at = time.monotonic()
         signal.signal(signal.SIGTERM, previous)
+        if os.getpid() == process:
+            _received_at = time.monotonic()
+        else:  # a child that was forked, such as one that reads data, is ended by it as any other
+            os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, on_signal)
     _installed = True

@@ -26,6 +26,7 @@ import optax
 from workers import message_of
 
 import replicax as rx
+from replicax import cluster
 
 SCENARIOS: list[Callable[[rx.Strategy, int], Any]] = []
 
@@ -181,6 +182,17 @@ def eager_meetings_that_differ(strategy, worker):
         return context.all_reduce("MEAN", jnp.ones(()))
 
     return message_of(rx.errors.CollectiveMismatch, lambda: strategy.run(step))
+
+
+@scenario
+def large_meetings(strategy, worker):
+    meet = cluster.current().meet
+    refused = message_of(rx.errors.InvalidArgument, lambda: meet("a huge thing", "x" * 17_000_000))
+    together = meet("a large thing", "x" * 9_000_000)  # 18 MB of both
+    return {
+        "refused": refused.replace(f"worker {worker}", "a worker"),
+        "together": [len(each) for each in together],
+    }
 
 
 @scenario

@@ -139,6 +139,12 @@ def test_a_worker_that_is_told_to_stop_stops_all_at_one_step(worker):
     assert lines_with("weight", ended[0]) == lines_with("weight", ended[1])
 
 
+def test_a_worker_that_has_finished_is_no_loss_to_one_that_needs_nothing_more_from_it():
+    for ended in run(["tests/multiprocess/own_pace.py"], START):
+        assert ended.code == 0, ended.output
+        assert "result 3.0" in ended.output
+
+
 def test_nothing_happens():
     for ended in faults("nothing", 0):
         assert ended.code == 0, ended.output

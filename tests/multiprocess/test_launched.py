@@ -16,12 +16,13 @@ PROGRAM = "tests/multiprocess/faulty_training.py"
 
 
 def launch(event: str, worker: int, *, steps: int = 8) -> subprocess.CompletedProcess[str]:
+    return launched(PROGRAM, event, str(worker), "3", "4", str(steps))
+
+
+def launched(*program: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "XLA_FLAGS")}
     return subprocess.run(
-        [
-            *(sys.executable, "-m", "replicax", "launch", "--workers", "2"),
-            *(PROGRAM, event, str(worker), "3", "4", str(steps)),
-        ],
+        [sys.executable, "-m", "replicax", "launch", "--workers", "2", *program],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -62,6 +63,31 @@ def test_a_failure_ends_all(event, code, how):
         assert outcome.stderr.count("ArithmeticError: a fault of the program") == 1
     time.sleep(0.1)
     assert running(PROGRAM) == []
+
+
+# How one of the workers ends, its exit code, and what the other says of it.
+CAUSES = {
+    "exit": (3, r"WorkerLost: worker {} \(.*\) has finished its program"),
+    "caught": (3, r"caught: worker {} \(.*\) has finished its program"),
+    "raise": (1, r"WorkerLost: worker {} \(.*\) failed: ArithmeticError: a fault"),
+    "hook": (1, r"own hook: WorkerLost worker {} \(.*\) failed: ArithmeticError: a fault"),
+    "thread": (1, r"WorkerLost: worker {} \(.*\) failed: ArithmeticError: a fault"),
+    "input": (1, r"InputFailed: The input of worker {} failed: ArithmeticError: a fault"),
+}
+
+
+@pytest.mark.parametrize(
+    "times", [pytest.param(1, id="once"), pytest.param(10, id="often", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("how", CAUSES)
+def test_the_first_cause_wins_whatever_order_processes_end_in(how, times):
+    code, said = CAUSES[how]
+    for culprit in [0, 1] * times:
+        outcome = launched("tests/multiprocess/failing.py", how, str(culprit))
+        everything = outcome.stdout + outcome.stderr
+        assert outcome.returncode == code, everything
+        assert f"Worker {culprit} failed first: exit code {code}" in outcome.stderr, everything
+        assert re.search(said.format(culprit), outcome.stdout), everything
 
 
 def test_all_is_well():

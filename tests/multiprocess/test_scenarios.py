@@ -59,6 +59,13 @@ def test_different_collectives_are_refused_by_all(results):
     assert "worker 1 came for reduce MEAN" in message
 
 
+def test_meetings_with_much_to_say(results):
+    seen = both(results, "large_meetings")
+    assert "What a worker has to tell the others for a huge thing" in seen["refused"]
+    assert "is too large: " in seen["refused"]
+    assert seen["together"] == [9_000_000] * 2
+
+
 def test_values_of_different_shapes(results):
     seen = both(results, "shapes_that_differ")
     assert "replica 0: (2,), replica 1: (3,)" in seen["reduce"]

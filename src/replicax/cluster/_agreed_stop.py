@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import final
 
-from replicax.cluster._wire import Message
+from replicax.cluster._messages import Calls, Preempted, ToHub
 
 _POLL_SECONDS = 0.2  # how often somebody who waits looks whether it should go on waiting
 
@@ -21,7 +21,7 @@ class AgreedStop:
     makes nobody wait for a worker that is busy.
     """
 
-    def __init__(self, send: Callable[[Message], None]) -> None:
+    def __init__(self, send: Callable[[ToHub], None]) -> None:
         self._send = send
         self._changed = threading.Condition()
         self._answered = 0
@@ -29,11 +29,11 @@ class AgreedStop:
         self._at: int | None = None
 
     def request(self) -> None:
-        """Tells all workers that this one has to stop."""
-        self._send({"kind": "preempted"})
+        """Tell all workers that this one must stop."""
+        self._send(Preempted())
 
     def asked(self, check: Callable[[], None]) -> bool:
-        """Whether to stop, at this question; while it waits for the answer it calls `check`."""
+        """Return whether to stop at this question; call `check` while waiting for the answer."""
         while True:
             with self._changed:
                 if not self._deciding or self._at is not None:
@@ -43,11 +43,13 @@ class AgreedStop:
             check()
 
     def answer(self) -> None:
+        """Say how many questions were answered, and answer none until it is known where to stop."""
         with self._changed:
             self._deciding = True
-            self._send({"kind": "calls", "calls": self._answered})
+            self._send(Calls(self._answered))
 
     def set(self, at: int) -> None:
+        """Stop at this question."""
         with self._changed:
             self._at = at
             self._changed.notify_all()

@@ -2,223 +2,191 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import socket
-import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any, final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
 
 from replicax.cluster._members import Members
-from replicax.cluster._wire import FINISHED, MAX_BYTES, Message, configure, decode, encode, versions
-
-_INTRODUCTION_SECONDS = 10.0  # in which somebody who connects has to say who it is
+from replicax.cluster._messages import (
+    FINISHED,
+    AskState,
+    Beat,
+    Calls,
+    Deciding,
+    Disconnected,
+    Ended,
+    Failed,
+    Finished,
+    FromHub,
+    Hello,
+    Left,
+    Message,
+    Preempted,
+    Put,
+    Refused,
+    Report,
+    State,
+    Stop,
+    TakeLeave,
+    Value,
+    Void,
+    Welcome,
+    Withdraw,
+    WorkerState,
+    versions,
+)
 
 
 @dataclass(slots=True)
 class _Seat:
     """What the hub knows of one worker."""
 
-    writer: asyncio.StreamWriter
+    tell: Callable[[FromHub], None]
     heard: float
-    report: Message = field(default_factory=dict)
+    report: Report | None = None
     ended: str | None = None  # why it takes no part any more
 
 
 @final
 class Hub:
-    """Lives in a thread of the first worker; every worker, that one too, is connected to it.
+    """What happens to each message, without connections or threads; see `HubService` for those.
 
     Args:
-      members: Who is expected.
-      listener: Where they connect.
+      members: The workers that are expected.
       coordinator: The address of JAX's own service, which they are told once all are here.
     """
 
-    def __init__(self, members: Members, listener: socket.socket, coordinator: str) -> None:
+    def __init__(self, members: Members, coordinator: str) -> None:
         self._members = members
-        self._listener = listener
         self._coordinator = coordinator
         self._seats: dict[int, _Seat] = {}
-        self._topics: dict[str, dict[int, Any]] = {}
+        self._topics: dict[str, dict[int, str]] = {}
         self._calls: dict[int, int] | None = None  # how often each has asked whether to stop
         self._ended: list[int] = []  # in the order in which they did
-        self._sockets = {listener.fileno()}
-        # A child that was forked must not keep connections open when this process is gone.
-        os.register_at_fork(after_in_child=self._abandon)
-        self._loop = asyncio.new_event_loop()
-        self._closing = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="replicax-hub", daemon=True)
-        self._thread.start()
 
-    def close(self) -> None:
-        """Ends the service, after what was to be said has been sent."""
-        with contextlib.suppress(RuntimeError):  # it has ended already
-            self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(5)
+    def admit(self, hello: Message, tell: Callable[[FromHub], None]) -> int | None:
+        """Return the worker's number, or None if it does not belong here, which it is told."""
+        problem = self._problem(hello)
+        if problem is not None or not isinstance(hello, Hello):
+            tell(Refused(problem or ""))
+            return None
+        self._seats[hello.index] = _Seat(tell, time.monotonic())
+        if len(self._seats) == self._members.count:
+            self._tell_all(Welcome(self._coordinator))
+        return hello.index
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._loop.close()
-
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._attend, sock=self._listener, limit=MAX_BYTES)
-        await self._closing.wait()
-        server.close()
-        for seat in self._seats.values():
-            seat.writer.close()
-        visits = asyncio.all_tasks() - {asyncio.current_task()}
-        for visit in visits:
-            visit.cancel()
-        await asyncio.gather(*visits, return_exceptions=True)
-
-    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One worker, from its introduction to its end."""
-        connection = writer.get_extra_info("socket")
-        configure(connection)
-        self._sockets.add(connection.fileno())
-        index: int | None = None
-        try:
-            hello = await asyncio.wait_for(reader.readline(), _INTRODUCTION_SECONDS)
-            index = self._admit(decode(hello), writer)
-            while index is not None and (line := await reader.readline()).endswith(b"\n"):
-                self._handle(index, decode(line))
-        except (OSError, ValueError, KeyError, TypeError, TimeoutError):
-            pass  # a stranger, or a worker that is gone
-        except asyncio.CancelledError:
-            index = None  # the hub closes
-        finally:
-            if index is not None:
-                self._end(index, "is gone without a word: killed, crashed, or ended by os._exit")
-            self._sockets.discard(connection.fileno())
-            writer.close()
-
-    def _abandon(self) -> None:
-        for descriptor in self._sockets:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-    def _admit(self, hello: Message, writer: asyncio.StreamWriter) -> int | None:
-        """The worker's number, or None if it does not belong here, which it is told."""
-        index, addresses = int(hello["index"]), [str(a) for a in self._members.addresses]
-        problem = None
-        if hello["addresses"] != addresses:
-            problem = (
-                f"it has the cluster {hello['addresses']}, and {self._members.names[0]} has "
-                f"{addresses}. Give all workers the same cluster"
+    def _problem(self, hello: Message) -> str | None:
+        if not isinstance(hello, Hello):
+            return f"it began with a message of kind {type(hello).__name__}, and not with a Hello"
+        addresses = tuple(str(address) for address in self._members.addresses)
+        if hello.addresses != addresses:
+            return (
+                f"it has the cluster {list(hello.addresses)}, and {self._members.names[0]} has "
+                f"{list(addresses)}. Give all workers the same cluster"
             )
-        elif not 0 <= index < self._members.count:
-            problem = f"there is no worker of number {index}"
-        elif index in self._seats:
-            problem = (
-                f"another process has come as {self._members.names[index]} already. Give every "
-                "process a task index of its own, and start each once"
+        if not 0 <= hello.index < self._members.count:
+            return f"there is no worker of number {hello.index}"
+        if hello.index in self._seats:
+            return (
+                f"another process has come as {self._members.names[hello.index]} already. Give "
+                "every process a task index of its own, and start each once"
             )
-        elif hello["versions"] != versions():
-            problem = (
-                f"it runs {hello['versions']}, and {self._members.names[0]} {versions()}. Install "
+        if hello.versions != versions():
+            return (
+                f"it runs {hello.versions}, and {self._members.names[0]} {versions()}. Install "
                 "the same versions everywhere"
             )
-        if problem is not None:
-            writer.write(encode({"kind": "refused", "reason": problem}))
-            return None
-        self._seats[index] = _Seat(writer, time.monotonic())
-        if len(self._seats) == self._members.count:
-            self._tell_all({"kind": "welcome", "coordinator": self._coordinator})
-        return index
+        return None
 
-    def _handle(self, index: int, message: Message) -> None:
+    def handle(self, index: int, message: Message) -> None:
+        """Act on what a worker says."""
         seat = self._seats[index]
         seat.heard = time.monotonic()
-        match message["kind"]:
-            case "report":
-                seat.report = message["report"]
-                self._tell(index, {"kind": "beat"})
-            case "put":
-                self._put(index, message["topic"], message["value"])
-            case "withdraw":
-                values = self._topics.get(message["topic"], {})
+        match message:
+            case Report():
+                seat.report = message
+                seat.tell(Beat())
+            case Put():
+                self._put(index, message)
+            case Withdraw():
+                values = self._topics.get(message.topic, {})
                 values.pop(index, None)
                 if not values:
-                    self._topics.pop(message["topic"], None)
-            case "state":
-                self._tell(index, {"kind": "state", "state": self._state()})
-            case "finished":
-                self._end(index, FINISHED, message["number"])
-            case "gone":
-                self._tell_all({"kind": "gone", "worker": index})
-            case "failed":
-                self._end(index, message["reason"])
-            case "preempted":
+                    self._topics.pop(message.topic, None)
+            case AskState():
+                seat.tell(self._state())
+            case Finished():
+                self._end(Ended(index, FINISHED, message.number))
+            case Failed():
+                self._end(Ended(index, message.reason, secondary=message.secondary))
+            case TakeLeave():
+                self._tell_all(Left(index))
+            case Preempted():
                 if self._calls is None:
                     self._calls = {}
-                    self._tell_all({"kind": "deciding"})
-            case "calls":
+                    self._tell_all(Deciding())
+            case Calls():
                 if self._calls is not None:
-                    self._calls[index] = message["calls"]
+                    self._calls[index] = message.calls
                     self._decide()
+            case _:
+                self._end(Ended(index, f"sent a message of kind {type(message).__name__}"))
 
-    def _put(self, index: int, topic: str, value: Any) -> None:
-        values = self._topics.setdefault(topic, {})
-        values[index] = value
+    def disconnect(self, index: int, reason: str) -> None:
+        """Note that the connection of a worker has ended; if it has not said why, for `reason`."""
+        self._end(Ended(index, reason))
+        self._tell_all(Disconnected(index))
+
+    def _put(self, index: int, put: Put) -> None:
+        values = self._topics.setdefault(put.topic, {})
+        values[index] = put.value
         if len(values) == self._members.count:
-            del self._topics[topic]
-            ordered = [values[worker] for worker in range(self._members.count)]
-            self._tell_all({"kind": "got", "topic": topic, "values": ordered})
+            del self._topics[put.topic]
+            # One by one: together they could be larger than a message may be.
+            for worker, value in values.items():
+                self._tell_all(Value(put.topic, worker, value))
         else:
-            self._void(topic)
+            self._void(put.topic)
 
     def _void(self, topic: str) -> None:
-        """Tells those who wait for somebody that is not going to come."""
+        """Tell those who wait for the value of a worker that has ended."""
         values = self._topics[topic]
         for worker in self._ended:
             if worker not in values:
                 for waiting in values:
-                    self._tell(waiting, {"kind": "void", "topic": topic, "worker": worker})
+                    self._seats[waiting].tell(Void(topic, worker))
                 return
 
-    def _end(self, index: int, reason: str, number: int | None = None) -> None:
-        """A worker takes no part any more; if it has finished, after so many collectives."""
-        seat = self._seats[index]
+    def _end(self, ended: Ended) -> None:
+        seat = self._seats[ended.worker]
         if seat.ended is not None:
             return
-        seat.ended = reason
-        self._ended.append(index)
-        message = {"kind": "ended", "worker": index, "reason": reason, "number": number}
-        self._tell_all(message)
+        seat.ended = ended.reason
+        self._ended.append(ended.worker)
+        self._tell_all(ended)
         for topic in list(self._topics):
             self._void(topic)
         self._decide()
 
     def _decide(self) -> None:
-        """At which of their questions all stop: the first that nobody has had an answer to."""
+        """Tell at which question all stop: the first that no worker has had an answer to."""
         here = {worker for worker, seat in self._seats.items() if seat.ended is None}
         if self._calls is not None and here and here <= self._calls.keys():
-            self._tell_all({"kind": "stop", "at": max(self._calls.values()) + 1})
+            self._tell_all(Stop(max(self._calls.values()) + 1))
 
-    def _state(self) -> Message:
+    def _state(self) -> State:
         now = time.monotonic()
-        workers = [
-            {"silent": now - seat.heard, "report": seat.report, "ended": seat.ended}
+        workers = tuple(
+            WorkerState(now - seat.heard, seat.report, seat.ended)
             for _, seat in sorted(self._seats.items())
-        ]
+        )
         everyone = set(range(self._members.count))
         missing = {
-            topic: sorted(everyone - values.keys()) for topic, values in self._topics.items()
+            topic: tuple(sorted(everyone - values.keys())) for topic, values in self._topics.items()
         }
-        absent = sorted(everyone - self._seats.keys())
-        return {"workers": workers, "missing": missing, "absent": absent}
+        return State(workers, missing, tuple(sorted(everyone - self._seats.keys())))
 
-    def _tell(self, index: int, message: Message) -> None:
-        writer = self._seats[index].writer
-        if not writer.is_closing():
-            writer.write(encode(message))
-
-    def _tell_all(self, message: Message) -> None:
-        for index in self._seats:
-            self._tell(index, message)
+    def _tell_all(self, message: FromHub) -> None:
+        for seat in self._seats.values():
+            seat.tell(message)

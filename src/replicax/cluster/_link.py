@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from replicax.cluster._agreed_stop import AgreedStop
 from replicax.cluster._members import Members
-from replicax.cluster._wire import FINISHED, Message, Wire, versions
-from replicax.errors import StartFailed, WorkerLost
+from replicax.cluster._messages import (
+    AskState,
+    Deciding,
+    Disconnected,
+    Ended,
+    Failed,
+    Finished,
+    Hello,
+    InvalidMessage,
+    Left,
+    Message,
+    Put,
+    Refused,
+    State,
+    Stop,
+    ToHub,
+    Value,
+    Void,
+    Welcome,
+    Withdraw,
+    versions,
+)
+from replicax.errors import InvalidArgument, StartFailed, WorkerLost
 
 _POLL_SECONDS = 0.2  # how often somebody who waits looks whether it should go on waiting
+
+
+class Connection(Protocol):
+    """A way to the hub and back, such as a `Wire`."""
+
+    def send(self, message: Message) -> None:
+        """Send a message; raise OSError if the other end is gone."""
+        ...
+
+    def receive(self) -> Message | None:
+        """Return the next message; None when the other end is gone."""
+        ...
 
 
 @final
@@ -22,45 +55,38 @@ class Link:
     """Sends to the hub, and keeps what comes from there; a thread receives.
 
     `ended` says which other workers take no part any more, and why, in the order in which that
-    became known.
+    became known. `lost` is the one that was last needed in vain.
     """
 
-    def __init__(self, wire: Wire, members: Members) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection, members: Members) -> None:
+        self._connection = connection
         self._members = members
         self._changed = threading.Condition()
         self._coordinator: str | None = None
         self._refused: str | None = None
-        self._results: dict[str, list[Any]] = {}
+        self._values: dict[str, dict[int, str]] = {}  # of the topics that are waited for
         self._voids: dict[str, int] = {}
-        self._wanted: set[str] = set()
-        self._gone: set[int] = set()
+        self._left: set[int] = set()
+        self._disconnected: set[int] = set()
+        self._ended_before: frozenset[int] | None = None  # who had, when this worker ended
         self._heard_out = self._broken = False
-        self._state: Message | None = None
-        self.ended: dict[int, str] = {}
+        self._state: State | None = None
+        self.ended: dict[int, Ended] = {}
+        self.lost: int | None = None
         self.ended_at = 0.0  # when the first of them was known to have
-        self.finished_after: dict[int, int] = {}  # how many collectives
         self.heard = time.monotonic()
         self.agreed_stop = AgreedStop(self.send)
-        wire.send(
-            {
-                "kind": "hello",
-                "index": members.index,
-                "addresses": [str(address) for address in members.addresses],
-                "versions": versions(),
-            }
-        )
-        # A child that was forked must not keep the connection open when this process is gone.
-        os.register_at_fork(after_in_child=wire.abandon)
+        addresses = tuple(str(address) for address in members.addresses)
+        connection.send(Hello(members.index, addresses, versions()))
         threading.Thread(target=self._receive, name="replicax-link", daemon=True).start()
 
-    def send(self, message: Message) -> None:
-        """Tells the hub something; if it is gone, that is found out by the one who receives."""
+    def send(self, message: ToHub) -> None:
+        """Tell the hub something; the thread that receives finds out if the hub is gone."""
         with contextlib.suppress(OSError):
-            self._wire.send(message)
+            self._connection.send(message)
 
     def wait_for_welcome(self, seconds: float) -> str | None:
-        """The address of JAX's service, once all workers have come; None if that takes longer."""
+        """Return the address of JAX's service once all workers are here; None if not in time."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._coordinator or self._refused or self.ended, timeout=seconds
@@ -76,123 +102,165 @@ class Link:
                 )
             return self._coordinator
 
-    def exchange(self, topic: str, value: Any, check: Callable[[], None]) -> list[Any]:
-        """Puts down a value, and waits for those of all workers, in their order.
+    def exchange(self, topic: str, label: str, value: Any, check: Callable[[], None]) -> list[Any]:
+        """Put down a value, and wait for those of all workers, in their order.
 
         Raises `WorkerLost` if one of them is not going to come, and whatever `check` raises, which
-        is called now and then.
+        is called now and then. `label` says what it is for.
         """
         with self._changed:
-            self._wanted.add(topic)
+            values = self._values[topic] = {}
         try:
-            self.send({"kind": "put", "topic": topic, "value": value})
+            try:
+                self.send(Put(topic, json.dumps(value)))
+            except InvalidMessage as error:
+                raise InvalidArgument(
+                    f"What {self._members.name} has to tell the others for {label} ({topic}) is "
+                    f"too large: {error}. Names, shapes and short lists go this way; bring arrays "
+                    "together with `strategy.gather` or `strategy.reduce`."
+                ) from None
             with self._changed:
-                while topic not in self._results:
+                while len(values) < self._members.count:
                     if topic in self._voids:
-                        raise WorkerLost(self.explain(self._voids[topic]))
+                        raise self.loss(self._voids[topic])
                     if self._broken:
-                        raise WorkerLost(self.explain(next(iter(self.ended))))
+                        raise self.loss(0)
                     if not self._changed.wait(_POLL_SECONDS):
                         self._check_unlocked(check)
-                return self._results[topic]
         except BaseException:
-            self.send({"kind": "withdraw", "topic": topic})
+            self.send(Withdraw(topic))
             raise
         finally:
             with self._changed:
-                self._wanted.discard(topic)
-                self._results.pop(topic, None)
+                self._values.pop(topic, None)
                 self._voids.pop(topic, None)
+        return [json.loads(values[worker]) for worker in range(self._members.count)]
 
     def _check_unlocked(self, check: Callable[[], None]) -> None:
-        """Without the lock, for what it has to ask may come by the thread that receives."""
+        """Call it without the lock: the answer it asks for comes by the thread that receives."""
         self._changed.release()
         try:
             check()
         finally:
             self._changed.acquire()
 
-    def state(self, seconds: float) -> Message | None:
-        """What the hub knows of all workers; None if it does not answer in time."""
+    def state(self, seconds: float) -> State | None:
+        """Return what the hub knows of all workers; None if it does not answer in time."""
         with self._changed:
             self._state = None
-            self.send({"kind": "state"})
+            self.send(AskState())
             self._changed.wait_for(lambda: self._state is not None or self._broken, seconds)
             return self._state
 
-    def say_farewell(self, message: Message, seconds: float) -> None:
-        """Tells the hub why this worker ends, and waits, so long at most, until it has heard."""
+    def say_farewell(self, message: Finished | Failed, seconds: float) -> None:
+        """Tell the hub why this worker ends, and wait, so long at most, until it has heard."""
+        with self._changed:
+            if self._ended_before is None:
+                self._ended_before = frozenset(self.ended)
         self.send(message)
         with self._changed:
             self._changed.wait_for(lambda: self._heard_out or self._broken, seconds)
 
     def wait_until_ended(self, workers: set[int], seconds: float) -> bool:
-        """Whether these take no part any more, or one of them has been lost; waits so long."""
+        """Wait so long; return whether these take no part any more, or one has been lost."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: workers <= self.ended.keys() or not self.all_finished, seconds
             )
 
-    def wait_until_gone(self, workers: set[int], seconds: float) -> None:
-        """Waits, so long at most, until these have taken leave after they had finished."""
+    def wait_until_left(self, workers: set[int], seconds: float) -> None:
+        """Wait, so long at most, until these have left JAX's service after they had finished."""
         with self._changed:
-            self._changed.wait_for(lambda: workers <= self._gone, seconds)
+            self._changed.wait_for(lambda: workers <= self._left, seconds)
 
     def wait_for_loss(self, seconds: float) -> int | None:
-        """The first worker that has ended; waits so long for the news."""
+        """Return the first worker that has ended; wait so long for the news."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.ended), seconds)
             return next(iter(self.ended), None)
 
+    def wait_until_cause_is_gone(self, seconds: float) -> None:
+        """Wait, so long at most, until the process is gone on account of which this one failed.
+
+        That is the worker that was lost, or else one that failed by itself.
+        """
+
+        def is_gone() -> bool:
+            failed = {e.worker for e in self.ended.values() if not (e.finished or e.secondary)}
+            causes = {self.lost} if self.ended_after_loss else failed
+            return self._broken or bool(causes & self._disconnected)
+
+        with self._changed:
+            self._changed.wait_for(is_gone, seconds)
+
+    @property
+    def ended_after_loss(self) -> bool:
+        """Whether this worker has ended after the one that it had needed in vain.
+
+        It knew of that one's end before it told its own: so two never wait for each other.
+        """
+        return self.lost is not None and self.lost in (self._ended_before or ())
+
+    def loss(self, worker: int, consequence: str = "") -> WorkerLost:
+        """Return the error that says that this worker has ended, and why."""
+        self.lost = worker
+        return WorkerLost(self.explain(worker) + consequence)
+
     def explain(self, worker: int) -> str:
-        """Which worker has ended, and why, as a sentence."""
-        return f"{self._members.describe(worker)} {self.ended.get(worker, 'has ended')}."
+        """Return which worker has ended, and why, as a sentence."""
+        reason = self.ended[worker].reason if worker in self.ended else "has ended"
+        return f"{self._members.describe(worker)} {reason}."
 
     @property
     def all_finished(self) -> bool:
         """Whether those who have ended have done so because there was nothing left to do."""
-        return all(reason == FINISHED for reason in self.ended.values())
+        return all(ended.finished for ended in self.ended.values())
 
     def _receive(self) -> None:
-        while (message := self._wire.receive()) is not None:
+        while (message := self._connection.receive()) is not None:
             with self._changed:
                 self.heard = time.monotonic()
                 self._take(message)
                 self._changed.notify_all()
+        reason = "is gone without a word: killed, crashed, or cut off"
+        if self._members.index == 0:
+            reason = "has lost the hub in its own process, which keeps the workers together"
+        if self._refused is not None:
+            reason = f"has ended the connection of {self._members.name}, which {self._refused}"
         with self._changed:  # the hub is gone, and with it the first worker
             self._broken = True
-            self._note_end(0, "is gone without a word: killed, crashed, or cut off")
+            self._note_end(Ended(0, reason))
             self._changed.notify_all()
 
     def _take(self, message: Message) -> None:
-        match message["kind"]:
-            case "welcome":
-                self._coordinator = message["coordinator"]
-            case "refused":
-                self._refused = message["reason"]
-            case "got" if message["topic"] in self._wanted:
-                self._results[message["topic"]] = message["values"]
-            case "void" if message["topic"] in self._wanted:
-                self._voids[message["topic"]] = message["worker"]
-            case "ended":
-                self._note_end(message["worker"], message["reason"], message["number"])
-            case "gone":
-                self._gone.add(message["worker"])
-            case "state":
-                self._state = message["state"]
-            case "deciding":
+        match message:
+            case Welcome():
+                self._coordinator = message.coordinator
+            case Refused():
+                self._refused = message.reason
+            case Value() if message.topic in self._values:
+                self._values[message.topic][message.worker] = message.value
+            case Void() if message.topic in self._values:
+                self._voids[message.topic] = message.worker
+            case Ended():
+                self._note_end(message)
+            case Left():
+                self._left.add(message.worker)
+            case Disconnected():
+                self._disconnected.add(message.worker)
+            case State():
+                self._state = message
+            case Deciding():
                 self.agreed_stop.answer()
-            case "stop":
-                self.agreed_stop.set(message["at"])
+            case Stop():
+                self.agreed_stop.set(message.at)
+            case _:
+                pass  # a sign of life, or what is no longer waited for
 
-    def _note_end(self, worker: int, reason: str, number: int | None = None) -> None:
-        if worker == self._members.index:
+    def _note_end(self, ended: Ended) -> None:
+        if ended.worker == self._members.index and not self._broken:
             self._heard_out = True
-            return
-        if worker in self.ended:
             return
         if not self.ended:
             self.ended_at = time.monotonic()
-        self.ended[worker] = reason
-        if number is not None:
-            self.finished_after[worker] = number
+        self.ended.setdefault(ended.worker, ended)

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
+from weakref import WeakSet
+
+from replicax.cluster._messages import Report
 
 _FRAMES = 3  # of the stack, in reports
+_LABEL = 2000  # characters of a label
 _LIBRARIES = tuple(
     str(form)
     for path in (
@@ -52,17 +56,23 @@ class Progress:
         self._element_since: float | None = None
         self._reader: threading.Thread | None = None
         self._input: dict[str, Waiting] = {}
+        self._threads: WeakSet[threading.Thread] = WeakSet()
 
     @contextmanager
     def together(self, label: str, topic: str | None = None) -> Iterator[Waiting]:
         """Something for which the program needs all workers."""
         self.number += 1
-        self.label = label
-        self._waiting = waiting = Waiting(label, time.monotonic(), topic)
+        self._threads.add(threading.current_thread())
+        self.label = label[:_LABEL]
+        self._waiting = waiting = Waiting(self.label, time.monotonic(), topic)
         try:
             yield waiting
         finally:
             self._waiting = None
+
+    def takes_part(self, thread: threading.Thread) -> bool:
+        """Return whether a thread has done something together with other workers."""
+        return thread in self._threads
 
     @contextmanager
     def for_element(self, reader: threading.Thread) -> Iterator[None]:
@@ -96,15 +106,16 @@ class Progress:
                 return Waiting(waiting.label, max(since, waiting.since), waiting.topic)
         return None
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Report:
+        """Return what this worker is doing."""
         waiting = self.waiting
-        return {
-            "number": self.number,
-            "label": self.label,
-            "waits": None if waiting is None else waiting.label,
-            "seconds": 0.0 if waiting is None else time.monotonic() - waiting.since,
-            "where": self._where(),
-        }
+        return Report(
+            number=self.number,
+            label=self.label,
+            waits=None if waiting is None else waiting.label,
+            seconds=0.0 if waiting is None else time.monotonic() - waiting.since,
+            where=tuple(self._where()),
+        )
 
     def _where(self) -> list[str]:
         """Return where the main thread stands and, before it, the input that it waits for."""

@@ -26,35 +26,56 @@ class Relay:
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []  # kept: a socket that is collected is closed
         _in_background(self._accept)
 
     @property
     def address(self) -> str:
+        """Where it listens."""
         host, port = self._listener.getsockname()[:2]
         return f"{host}:{port}"
 
+    def close(self) -> None:
+        """Accept no more connections; those that there are end with the client."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+
     def _accept(self) -> None:
         while True:
-            client, _ = self._listener.accept()
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # it was closed
+                return
             try:
                 server = socket.create_connection(self._target, timeout=10)
             except OSError:  # not there yet: the client tries again
                 client.close()
                 continue
             server.settimeout(None)
-            self._open += [client, server]
-            _in_background(lambda a=client, b=server: _pump(a, b, end_with_source=True))
-            _in_background(lambda a=client, b=server: _pump(b, a, end_with_source=False))
+            _in_background(lambda a=client, b=server: _serve(a, b))
+            _in_background(lambda a=client, b=server: _answer(b, a))
 
 
-def _pump(source: socket.socket, sink: socket.socket, *, end_with_source: bool) -> None:
+def _serve(client: socket.socket, server: socket.socket) -> None:
+    """Pass on what the client says, until it ends the connection; then close both.
+
+    What it says after the service is gone is dropped: it must not notice.
+    """
     with contextlib.suppress(OSError):
-        while data := source.recv(_CHUNK_BYTES):
-            sink.sendall(data)
-    if end_with_source:
+        while data := client.recv(_CHUNK_BYTES):
+            with contextlib.suppress(OSError):
+                server.sendall(data)
+    for connection in (server, client):
         with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
+            connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads the answers
+        connection.close()
+
+
+def _answer(server: socket.socket, client: socket.socket) -> None:
+    """Pass on what the service says; when it is gone, keep quiet."""
+    with contextlib.suppress(OSError):
+        while data := server.recv(_CHUNK_BYTES):
+            client.sendall(data)
 
 
 def _in_background(function: Callable[[], None]) -> None:

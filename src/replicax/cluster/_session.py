@@ -10,30 +10,42 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import zlib
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import jax
 
 from replicax import _jax_compat
 from replicax.cluster import _starting as starting
+from replicax.cluster._forking import hold_until_exit
 from replicax.cluster._hub import Hub
+from replicax.cluster._hub_service import HubService
 from replicax.cluster._link import Link
 from replicax.cluster._members import Members
-from replicax.cluster._progress import Progress, is_users
+from replicax.cluster._messages import Failed, Finished, TakeLeave
+from replicax.cluster._progress import Progress, Waiting
 from replicax.cluster._quiet import without_lines
 from replicax.cluster._runner import Result, Runner
 from replicax.cluster._starting import NOTICE_SECONDS
+from replicax.cluster._uncaught import Uncaught, place_of
 from replicax.cluster._watchdog import Watchdog
 from replicax.cluster._wire import Wire
-from replicax.errors import CollectiveMismatch, ProgramMismatch, StartFailed, WorkerLost
+from replicax.errors import (
+    CollectiveMismatch,
+    InputFailed,
+    ProgramMismatch,
+    StartFailed,
+    WorkerLost,
+)
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
 # How long to wait for the news of who was lost, after a collective has failed.
 _NEWS_SECONDS = 10.0
 _FAREWELL_SECONDS = 2.0
+# How long a worker that failed on account of another lets that one end first, so that whoever has
+# started them sees the cause first.
+_CAUSE_SECONDS = 10.0
 _SHOWN = 300  # characters of what differs
 _LONGEST_LINE = (
     50_000  # characters of a line of a program that are compared to show where it differs
@@ -89,18 +101,21 @@ class Session:
         self.timeout_seconds = timeout_seconds
         self.progress = Progress()
         self._counters: dict[str, int] = {}
-        self._failed = self._preempted = False
+        self._failed = self._secondary = self._preempted = False
+        self._uncaught: Uncaught | None = None  # once the workers have come together
         self._left_behind: str | None = None
         self._process = os.getpid()
         starting.require_fresh_jax()
         deadline = time.monotonic() + timeout_seconds
-        self._hub: Hub | None = None
+        self._hub: HubService | None = None
         reserved: socket.socket | None = None
         if members.index == 0:
             listener = starting.listen(members)
             reserved, coordinator = starting.reserve_port(members.chief)
-            self._hub = Hub(members, listener, coordinator)
-        self._link = Link(Wire(starting.connect(members, deadline, self._say)), members)
+            self._hub = HubService(Hub(members, coordinator), listener)
+        connection = starting.connect(members, deadline, self._say)
+        hold_until_exit(connection)
+        self._link = Link(Wire(connection), members)
         self._runner = Runner()
         self._watchdog = Watchdog(members, self._link, self.progress, timeout_seconds)
         atexit.register(self._leave)  # after JAX has registered its own end, so before that comes
@@ -109,7 +124,7 @@ class Session:
             with without_lines(b"[Gloo] Rank"):
                 self.run("the first collective", starting.first_collective())
         except BaseException as error:
-            self._say_farewell(type(error), error, "")
+            self._say_farewell(error)
             self._watchdog.close()
             if self._hub is not None:
                 self._hub.close()
@@ -117,8 +132,7 @@ class Session:
         finally:
             if reserved is not None:
                 reserved.close()
-        self._excepthook = sys.excepthook
-        sys.excepthook = self._on_uncaught
+        self._uncaught = Uncaught(self.progress, self._say_farewell)
 
     # Working together.
 
@@ -133,10 +147,13 @@ class Session:
         If they have come for different things, all of them are told.
         """
         topic = f"meeting/{self.number('meeting')}"
-        self._require_all(label)
         with self.progress.together(label, topic) as waiting:
+            self._require_all(waiting)
             brought = self._link.exchange(
-                topic, {"label": label, "value": value}, lambda: self._watchdog.check(waiting)
+                topic,
+                label,
+                {"label": label, "value": value},
+                lambda: self._watchdog.check(waiting),
             )
         labels = [item["label"] for item in brought]
         if len(set(labels)) > 1:
@@ -188,13 +205,13 @@ class Session:
                 self._watchdog.check(waiting)
 
         with self.progress.for_input(topic):
-            return self._link.exchange(topic, value, check)
+            return self._link.exchange(topic, "the input of a step", value, check)
 
     def run(self, label: str, program: Callable[[], Result]) -> Result:
         """What a program returns that all workers run; a failure of it names the culprit."""
-        self._require_all(label)
         try:
             with self.progress.together(label) as waiting:
+                self._require_all(waiting)
                 return self._runner.run(program, lambda: self._watchdog.check(waiting))
         except BaseException as error:
             if self._runner.busy:  # it goes on without this worker having its results
@@ -203,15 +220,15 @@ class Session:
                 raise
             self._watchdog.raise_loss(label, list(self._link.ended), error)
 
-    def _require_all(self, label: str) -> None:
+    def _require_all(self, waiting: Waiting) -> None:
+        """Raise `WorkerLost` if this worker, or one that it needs, cannot take part any more."""
         if self._left_behind is not None:
             raise WorkerLost(
                 f"{self.members.name} was interrupted in {self._left_behind}, which the other "
                 "workers may have completed: its variables need not be theirs any more, so that it "
-                f"cannot take part in {label}. Start again from what was saved."
+                f"cannot take part in {waiting.label}. Start again from what was saved."
             )
-        if self._link.ended:
-            self._watchdog.raise_loss(label, list(self._link.ended))
+        self._watchdog.require_all(waiting)
 
     # Preemption.
 
@@ -236,7 +253,7 @@ class Session:
             if coordinator is not None:
                 return coordinator
             state = self._link.state(NOTICE_SECONDS)
-            absent = [0] if state is None else state["absent"]
+            absent = [0] if state is None else state.absent
             missing = " and ".join(self.members.describe(worker) for worker in absent)
             if time.monotonic() > deadline:
                 raise StartFailed(
@@ -250,31 +267,17 @@ class Session:
 
     # Parting.
 
-    def _on_uncaught(self, kind: Any, error: BaseException, trace: Any) -> None:
-        """The program has failed: the others are told why, and are not waited for."""
-        if os.getpid() != self._process:  # a child that was forked, and is no worker
-            self._excepthook(kind, error, trace)
-            return
-        places = traceback.extract_tb(trace)
-        place = [entry for entry in places if is_users(entry.filename)] or places
-        where = f" ({place[-1].filename}:{place[-1].lineno})" if place else ""
-        text = self._say_farewell(kind, error, where)
-        if isinstance(error, WorkerLost):
-            # It is another worker's traceback that says what went wrong.
-            print(
-                f"replicax.errors.{text}\n  This worker was at{where}", file=sys.stderr, flush=True
-            )
-        else:
-            self._excepthook(kind, error, trace)
+    def _say_farewell(self, error: BaseException, where: str = "") -> None:
+        """Tell the others that the program has failed, and with what."""
+        lost = isinstance(error, WorkerLost) and self._link.lost is not None
+        summary = f"{type(error).__name__}: {error}".splitlines()[0][:2000].removesuffix(".")
+        reason = f"failed: {summary}{where or place_of(error)}"
+        self._fail(reason, secondary=lost or isinstance(error, InputFailed))
 
-    def _say_farewell(self, kind: type[BaseException], error: BaseException, where: str) -> str:
-        """Tells the others what this worker failed with; returns it in full."""
-        self._failed = True
-        text = f"{kind.__name__}: {error}"
-        summary = text.splitlines()[0][:2000].removesuffix(".")
-        farewell = {"kind": "failed", "reason": f"failed: {summary}{where}"}
-        self._link.say_farewell(farewell, _FAREWELL_SECONDS)
-        return text
+    def _fail(self, reason: str, secondary: bool) -> None:
+        """Tell the others why this worker ends; they are not waited for."""
+        self._failed, self._secondary = True, secondary
+        self._link.say_farewell(Failed(reason, secondary), _FAREWELL_SECONDS)
 
     def _leave(self) -> None:
         """At exit. The first worker is the last to go, because JAX's service is in its process."""
@@ -282,46 +285,61 @@ class Session:
             _jax_compat.abandon_distributed_runtime()
             return
         interrupted = False
+        failure = None if self._uncaught is None else self._uncaught.unnoticed()
         try:
+            if failure is not None:
+                self._say_farewell(failure[0])
+            elif self._runner.busy and not self._failed:
+                lost = self._link.lost is not None
+                self._fail(f"has ended in the middle of {self._left_behind}", secondary=lost)
             self._take_leave()
+            if self._secondary or self._link.ended_after_loss:
+                self._link.wait_until_cause_is_gone(_CAUSE_SECONDS)
         except KeyboardInterrupt as error:
             interrupted = True
-            self._say_farewell(KeyboardInterrupt, error, " (while it waited for others to finish)")
+            self._say_farewell(error, " (while it waited for others to finish)")
             _jax_compat.abandon_distributed_runtime()
         self._watchdog.close()
         if self._hub is not None:
             self._hub.close()
-        if self._runner.busy or interrupted:
+        if interrupted:
+            self._end_at_once(130, "it was interrupted")
+        if self._runner.busy:
             # A program may wait in XLA for somebody who is lost. JAX would wait for it in turn, and
             # the thread that runs it would abort the process when the interpreter is gone.
-            code = 130 if interrupted else 1
-            self._say(f"ends with exit code {code}: it was interrupted, or left a program behind")
-            sys.stdout.flush()
-            os._exit(code)
+            self._end_at_once(1, "it left a program behind")
+        if failure is not None and failure[1] is not threading.main_thread():
+            # Python would end as if all were well.
+            self._end_at_once(1, f"its thread {failure[1].name!r} failed")
+
+    def _end_at_once(self, code: int, reason: str) -> NoReturn:
+        self._say(f"ends with exit code {code}: {reason}")
+        sys.stdout.flush()
+        os._exit(code)
 
     def _take_leave(self) -> None:
         others = set(range(self.members.count)) - {self.members.index}
-        if self._failed or self._runner.busy or not self._finish_with(others):
+        if self._failed or not self._finish_with(others):
             _jax_compat.abandon_distributed_runtime()
             return
         if self.members.index == 0:
-            self._link.wait_until_gone(others, _NEWS_SECONDS)
+            self._link.wait_until_left(others, _NEWS_SECONDS)
         jax.distributed.shutdown()
-        self._link.send({"kind": "gone"})
+        self._link.send(TakeLeave())
 
     def _finish_with(self, others: set[int]) -> bool:
         """Waits until all have finished; False if one of them is lost.
 
         They may take as long as they like, if they are alive.
         """
-        self._link.send({"kind": "finished", "number": self.progress.number})
+        self._link.say_farewell(Finished(self.progress.number), _FAREWELL_SECONDS)
         told = False
         while not self._link.wait_until_ended(others, NOTICE_SECONDS):
             state = self._link.state(NOTICE_SECONDS)
             if state is None:
                 silent = time.monotonic() - self._link.heard
             else:
-                silent = max(worker["silent"] for worker in state["workers"])
+                silent = max(worker.silent for worker in state.workers)
             if silent > self.timeout_seconds:
                 self._say("has finished, and does not wait any longer for workers that are silent")
                 return False

@@ -51,10 +51,11 @@ def connect(members: Members, deadline: float, say: Callable[[str], None]) -> so
 
 def join_jax(members: Members, coordinator: str, deadline: float) -> None:
     """Has JAX bring the processes together, for collectives between their devices."""
-    address, bind = coordinator, coordinator
+    address, bind, relay = coordinator, coordinator, None
     if members.index != 0:
         host, _, port = coordinator.rpartition(":")
-        address, bind = Relay((host.strip("[]"), int(port))).address, None
+        relay = Relay((host.strip("[]"), int(port)))
+        address, bind = relay.address, None
     # A worker that leaves must not take the others along; see `Session` for how they part.
     jax.config.update("jax_enable_recoverability", True)
     # Its handler would take SIGTERM away from the program; see `rx.preemption`.
@@ -62,16 +63,21 @@ def join_jax(members: Members, coordinator: str, deadline: float) -> None:
     _reach_without_proxy(address)
     _known_bad.set_curing_flags()
     _jax_compat.set_cpu_collectives_host(members.address.resolve()[1])
-    with _jax_compat.only_errors_logged():
-        jax.distributed.initialize(
-            coordinator_address=address,
-            num_processes=members.count,
-            process_id=members.index,
-            cluster_detection_method="deactivate",
-            initialization_timeout=_whole_seconds(deadline - time.monotonic()),
-            heartbeat_timeout_seconds=_NO_HEARTBEAT_SECONDS,
-            coordinator_bind_address=bind,
-        )
+    try:
+        with _jax_compat.only_errors_logged():
+            jax.distributed.initialize(
+                coordinator_address=address,
+                num_processes=members.count,
+                process_id=members.index,
+                cluster_detection_method="deactivate",
+                initialization_timeout=_whole_seconds(deadline - time.monotonic()),
+                heartbeat_timeout_seconds=_NO_HEARTBEAT_SECONDS,
+                coordinator_bind_address=bind,
+            )
+    except BaseException:
+        if relay is not None:
+            relay.close()
+        raise
 
 
 def _whole_seconds(left: float) -> int:

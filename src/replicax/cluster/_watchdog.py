@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn, final
+from typing import NoReturn, final
 
 from replicax.cluster._link import Link
 from replicax.cluster._members import Members
+from replicax.cluster._messages import State, WorkerState
 from replicax.cluster._progress import Progress, Waiting
-from replicax.cluster._wire import FINISHED
 from replicax.errors import WorkerLost
 
 _REPORT_SECONDS = 1.0
@@ -51,7 +51,7 @@ class Watchdog:
         self._closed.set()
 
     def check(self, waiting: Waiting) -> None:
-        """Raises `WorkerLost` if what is waited for is not going to come."""
+        """Raise `WorkerLost` if what is waited for is not going to come."""
         now = time.monotonic()
         lost = self._lost(waiting)
         if lost and now - max(waiting.since, self._link.ended_at) > _GRACE_SECONDS:
@@ -62,29 +62,44 @@ class Watchdog:
                 raise WorkerLost(diagnosis)
             self._judged = time.monotonic()
 
+    def require_all(self, waiting: Waiting) -> None:
+        """Raise `WorkerLost` if a worker has ended that is needed for what comes next."""
+        lost = self._lost(waiting)
+        if lost:
+            self.raise_loss(waiting.label, lost)
+
     def _lost(self, waiting: Waiting) -> list[int]:
-        """Who has ended without having done its part in what is waited for."""
-        done = self._link.finished_after
+        """Return who has ended without having done its part in what is waited for.
+
+        A worker that has finished after a program of this number has done its part in it, if the
+        program communicates at all. To a meeting it cannot have come without this worker.
+        """
         return [
-            worker
-            for worker in list(self._link.ended)
-            if waiting.topic is not None or done.get(worker, -1) < self._progress.number
+            ended.worker
+            for ended in list(self._link.ended.values())
+            if waiting.topic is not None
+            or ended.finished_after is None
+            or ended.finished_after < self._progress.number
         ]
 
     def raise_loss(
         self, label: str, workers: Sequence[int], cause: BaseException | None = None
     ) -> NoReturn:
-        """Raises `WorkerLost` for the first of these, those that have finished last."""
+        """Raise `WorkerLost` for the first of these; for one that followed another only if need be.
+
+        A worker that failed by itself comes before one that has finished, and that before one that
+        failed because it needed one of the others.
+        """
         ended = self._link.ended
-        worker = next((each for each in workers if ended[each] != FINISHED), workers[0])
-        raise WorkerLost(
-            f"{self._link.explain(worker)} {self._members.name} needs it for {label} (collective "
-            f"{self._progress.number})."
+        worker = min(workers, key=lambda each: (ended[each].secondary, ended[each].finished))
+        raise self._link.loss(
+            worker,
+            f" {self._members.name} needs it for {label} (collective {self._progress.number}).",
         ) from cause
 
     def _watch(self) -> None:
         while True:
-            self._link.send({"kind": "report", "report": self._progress.report()})
+            self._link.send(self._progress.report())
             if self._closed.wait(_REPORT_SECONDS):
                 return
 
@@ -111,43 +126,43 @@ class Watchdog:
                 "stopped, or its machine or the network is."
             )
         else:
-            lines += [f"  {self._describe(*known)}" for known in enumerate(state["workers"])]
+            lines += [f"  {self._describe(*known)}" for known in enumerate(state.workers)]
         lines.append(
             "If a worker may take that long, raise `timeout_seconds` of the "
             "`rx.experimental.CommunicationOptions` given to the strategy."
         )
         return "\n".join(lines)
 
-    def _culprits(self, waiting: Waiting, state: dict[str, Any]) -> list[int]:
-        """Who is silent, has not said what is waited for, or is not in the same program."""
-        known = state["workers"]
+    def _culprits(self, waiting: Waiting, state: State) -> list[int]:
+        """Return who is silent, has not said what is waited for, or is in another program."""
+        known = state.workers
         others = [w for w in range(len(known)) if w != self._members.index]
-        silent = [w for w in others if known[w]["silent"] > _SILENT_SECONDS]
+        silent = [w for w in others if known[w].silent > _SILENT_SECONDS]
         if silent:
             return silent
         if waiting.topic is not None:
-            return [w for w in state["missing"].get(waiting.topic, []) if w in others]
-        number, reports = self._progress.number, {w: known[w]["report"] for w in others}
-        return [
-            worker
-            for worker, report in reports.items()
-            if report.get("number", 0) < number
-            or (report["number"] == number and report["label"] != waiting.label)
-        ]
+            return [w for w in state.missing.get(waiting.topic, ()) if w in others]
+        return [w for w in others if self._is_elsewhere(known[w], waiting)]
 
-    def _describe(self, worker: int, known: dict[str, Any]) -> str:
-        report, name = known["report"], self._members.names[worker]
-        if known["ended"] is not None:
-            return f"{name}: {known['ended']}"
-        if not report:
+    def _is_elsewhere(self, known: WorkerState, waiting: Waiting) -> bool:
+        number, report = self._progress.number, known.report
+        if report is None or report.number < number:
+            return True
+        return report.number == number and report.label != waiting.label
+
+    def _describe(self, worker: int, known: WorkerState) -> str:
+        report, name = known.report, self._members.names[worker]
+        if known.ended is not None:
+            return f"{name}: {known.ended}"
+        if report is None:
             return f"{name}: has not reported yet"
-        if known["silent"] > _SILENT_SECONDS:
-            doing = f"not heard of for {known['silent']:.0f} s (stopped?), was"
+        if known.silent > _SILENT_SECONDS:
+            doing = f"not heard of for {known.silent:.0f} s (stopped?), was"
         else:
             doing = "alive,"
-        waits = "busy" if report["waits"] is None else f"waiting {report['seconds']:.0f} s"
-        where = "; ".join(report["where"])
+        waits = "busy" if report.waits is None else f"waiting {report.seconds:.0f} s"
+        where = "; ".join(report.where)
         return (
-            f"{name}: {doing} {waits}, at collective {report['number']} ({report['label']}); "
+            f"{name}: {doing} {waits}, at collective {report.number} ({report.label}); "
             f"stands at {where}"
         )

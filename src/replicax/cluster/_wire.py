@@ -1,46 +1,22 @@
-"""What workers say to each other besides the data: JSON objects, one a line, over TCP.
-
-JSON, because reading it runs no code, whoever sends it.
-"""
+"""Sockets that carry messages."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import socket
 import threading
-from importlib import metadata
-from typing import Any, final
+from typing import final
 
-Message = dict[str, Any]
+from replicax.cluster._forking import keep_from_children
+from replicax.cluster._messages import LARGEST_LINE, InvalidMessage, Message, decode, encode
 
-MAX_BYTES = 16 * 1024 * 1024  # of one message
 # After so many seconds without a sign of the other machine (not: the other process, which may be
 # stopped while its system answers) a connection counts as broken.
 UNREACHABLE_SECONDS = 15
-# Why a worker takes no part any more, if there was nothing left to do.
-FINISHED = "has finished its program"
-
-
-def versions() -> dict[str, str]:
-    """What has to be the same on all workers for their programs to be the same."""
-    return {name: metadata.version(name) for name in ("replicax", "jax", "jaxlib")}
-
-
-def encode(message: Message) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
-def decode(line: bytes) -> Message:
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ValueError(f"a message is a JSON object; got {line[:80]!r}")
-    return message
 
 
 def configure(connection: socket.socket) -> None:
-    """Messages go at once, and a machine that cannot be reached any more is noticed."""
+    """Have messages go at once, and a machine that cannot be reached any more noticed."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -59,29 +35,28 @@ class Wire:
 
     def __init__(self, connection: socket.socket) -> None:
         configure(connection)
+        keep_from_children(connection)
         connection.settimeout(None)
         self._connection = connection
         self._lines = connection.makefile("rb")
         self._sending = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Sends a message; raises OSError if nobody is there."""
+        """Send a message; raise OSError if the other end is gone."""
+        line = encode(message)
         with self._sending:
-            self._connection.sendall(encode(message))
+            self._connection.sendall(line)
 
     def receive(self) -> Message | None:
-        """The next message; None when the other end is gone."""
+        """Return the next message; None when the other end is gone."""
         try:
-            line = self._lines.readline(MAX_BYTES)
-            return decode(line) if line.endswith(b"\n") else None
-        except (OSError, ValueError):
+            line = self._lines.readline(LARGEST_LINE)
+            return decode(line) if line else None
+        except (OSError, InvalidMessage):
             return None
 
     def close(self) -> None:
+        """End the connection, also for the thread that receives."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-
-    def abandon(self) -> None:
-        """Closes a copy of the connection in a process that was forked; it itself goes on."""
-        os.close(self._connection.detach())

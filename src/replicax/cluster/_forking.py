@@ -1,0 +1,70 @@
+"""Connections that end when this process does: not before, and not with its children.
+
+The end of a connection is how other workers learn that a process is gone. A child that was forked
+has copies of its descriptors, and would keep the connections open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Protocol, final
+
+
+class Connection(Protocol):
+    """A socket, or what stands for one."""
+
+    def fileno(self) -> int:
+        """Return the descriptor; -1 once it is closed."""
+        ...
+
+
+@final
+class _Held:
+    """A descriptor that nothing closes as long as the process lives."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+# The objects and not their numbers: a number means something else once the connection is closed.
+_connections: list[Connection] = []
+
+
+def keep_from_children(connection: Connection) -> None:
+    """Have children that are forked from now on give up their copy of a connection."""
+    _connections[:] = [each for each in _connections if each.fileno() >= 0]
+    _connections.append(connection)
+
+
+def hold_until_exit(connection: Connection) -> None:
+    """Keep a connection open until the process is gone, also when the object is closed.
+
+    The interpreter closes its objects some time before the end, and another worker that waits for
+    this one could be the first to end.
+    """
+    if connection.fileno() >= 0:
+        keep_from_children(_Held(os.dup(connection.fileno())))
+
+
+def _give_up_copies() -> None:
+    """Put the null device in the place of each connection.
+
+    To close the descriptors would free their numbers, which the child would use for its own files,
+    and the objects that own them here would close those files when they are collected.
+    """
+    with contextlib.suppress(
+        OSError
+    ):  # no descriptor is left: better a copy than a child that dies
+        null = os.open(os.devnull, os.O_RDWR)
+        for connection in _connections:
+            if connection.fileno() >= 0:
+                os.dup2(null, connection.fileno(), inheritable=False)
+        os.close(null)
+    _connections.clear()  # a child of this child has nothing to give up
+
+
+os.register_at_fork(after_in_child=_give_up_copies)

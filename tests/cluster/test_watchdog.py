@@ -1,0 +1,145 @@
+"""Who is blamed, and when, with reports of made-up workers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from in_memory_cluster import InMemoryCluster, members
+
+from replicax.cluster import _watchdog
+from replicax.cluster._messages import Failed, Finished, Put, Report
+from replicax.cluster._progress import Progress, Waiting
+from replicax.cluster._watchdog import Watchdog
+from replicax.errors import WorkerLost
+
+
+class Bench:
+    """The watchdog of worker 0, which is at its third collective."""
+
+    def __init__(self, cluster: InMemoryCluster) -> None:
+        self.others = cluster.links
+        self.progress = Progress()
+        for _ in range(3):
+            with self.progress.together("a step"):
+                pass
+        self.link = cluster.links[0]
+        self.watchdog = Watchdog(
+            members(len(cluster.links)), self.link, self.progress, timeout_seconds=60
+        )
+
+    def ends(self, worker: int, message: Finished | Failed) -> None:
+        self.others[worker].send(message)
+        while worker not in self.link.ended:
+            time.sleep(0.001)
+        self.link.ended_at -= 10  # long ago
+
+    def reports(self, worker: int, number: int, label: str = "a step") -> None:
+        self.others[worker].send(Report(number, label, None, 0.0, ("data.py:31 in decode",)))
+
+    def require_all(self, topic: str | None = None) -> None:
+        self.watchdog.require_all(Waiting("a step", time.monotonic(), topic))
+
+    def check(self, waited: float = 30, topic: str | None = None) -> None:
+        self.watchdog.check(Waiting("a step", time.monotonic() - waited, topic))
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.setattr(_watchdog, "_REPORT_SECONDS", 0.02)
+    monkeypatch.setattr(_watchdog, "_ANSWER_SECONDS", 0.2)
+    with InMemoryCluster(3) as cluster:
+        bench = Bench(cluster)
+        yield bench
+        bench.watchdog.close()
+
+
+def test_all_are_well(bench):
+    bench.check()
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_one_that_has_finished_after_its_part_is_no_loss(bench, number):
+    bench.ends(1, Finished(number))
+    bench.check()
+    bench.require_all()
+
+
+def test_one_that_has_finished_before_its_part_is_a_loss(bench):
+    bench.ends(1, Finished(2))
+    with pytest.raises(WorkerLost, match=r"worker 1 \(.* has finished its program. worker 0 needs"):
+        bench.check()
+    with pytest.raises(WorkerLost, match="worker 1"):
+        bench.require_all()
+
+
+def test_one_that_has_finished_cannot_come_to_a_meeting(bench):
+    bench.ends(1, Finished(4))
+    with pytest.raises(WorkerLost, match="worker 1"):
+        bench.check(topic="meeting/0")
+    with pytest.raises(WorkerLost, match="worker 1"):
+        bench.require_all(topic="meeting/0")
+
+
+def test_a_failure_is_blamed_before_one_that_has_finished(bench):
+    bench.ends(1, Finished(2))
+    bench.ends(2, Failed("failed: ValueError", secondary=False))
+    with pytest.raises(WorkerLost, match=r"worker 2 \(.*\) failed: ValueError"):
+        bench.check()
+
+
+def test_one_that_failed_on_account_of_another_is_blamed_last(bench):
+    bench.ends(2, Failed("failed: WorkerLost", secondary=True))
+    with pytest.raises(WorkerLost, match=r"worker 2 \(.*\) failed: WorkerLost"):
+        bench.check()
+    bench.ends(1, Finished(2))
+    with pytest.raises(WorkerLost, match=r"worker 1 \(.*\) has finished its program"):
+        bench.check()
+    assert bench.link.lost == 1
+
+
+def test_a_loss_is_given_time(bench):
+    bench.ends(1, Failed("failed", secondary=False))
+    bench.check(waited=0.5)
+    bench.link.ended_at = time.monotonic()
+    bench.check()
+
+
+def test_one_that_is_behind_is_named_after_the_timeout(bench):
+    bench.reports(1, 3)
+    bench.reports(2, 2)
+    bench.check(waited=59)
+    with pytest.raises(WorkerLost) as caught:
+        bench.check(waited=61)
+    first, *lines, cure = str(caught.value).splitlines()
+    assert first.startswith("worker 0 has waited 61 s in a step (collective 3) for worker 2 (")
+    assert lines[2].startswith("  worker 2: alive, busy, at collective 2 (a step); stands at data.")
+    assert "`timeout_seconds`" in cure
+
+
+def test_one_that_is_in_another_program_is_named(bench):
+    bench.reports(1, 3, "another step")
+    bench.reports(2, 3)
+    with pytest.raises(WorkerLost, match=r"for worker 1 \("):
+        bench.check(waited=61)
+
+
+def test_one_that_has_not_put_its_value_is_named(bench):
+    bench.link.send(Put("topic", "0"))
+    bench.others[2].send(Put("topic", "2"))
+    with pytest.raises(WorkerLost, match=r"for worker 1 \("):
+        bench.check(waited=61, topic="topic")
+
+
+def test_one_that_is_silent_is_named(bench, monkeypatch):
+    monkeypatch.setattr(_watchdog, "_SILENT_SECONDS", 0.0)
+    with pytest.raises(WorkerLost, match=r"for worker 1 .* and worker 2 ") as caught:
+        bench.check(waited=61)
+    assert "worker 1: has not reported yet" in str(caught.value)
+
+
+def test_a_program_of_all_workers_may_take_long(bench):
+    for worker in (1, 2):
+        bench.reports(worker, 3)
+    bench.check(waited=61)
+    bench.check(waited=61)  # which was found a moment ago, and is not asked again

@@ -1,0 +1,65 @@
+"""Two workers train, and one of them ends in its third step: as the first argument says.
+
+The second argument is the worker that does.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+import replicax as rx
+
+HOW, CULPRIT = sys.argv[1], int(sys.argv[2])
+
+
+def end() -> None:
+    if HOW in ("exit", "caught"):
+        sys.exit(3)
+    raise ArithmeticError("a fault of the program")
+
+
+def train(strategy: rx.Strategy) -> None:
+    own = strategy.cluster_resolver.task_id
+
+    @rx.function
+    def step():
+        def replica_step():
+            return weight * (1.0 + rx.get_replica_context().replica_id_in_sync_group)
+
+        return strategy.reduce("SUM", strategy.run(replica_step), axis=None)
+
+    def elements() -> Iterator[np.ndarray]:
+        for number in range(6):
+            if HOW == "input" and own == CULPRIT and number == 2:
+                end()
+            yield np.ones((2, 3), np.float32)
+
+    with strategy.scope():
+        weight = rx.Variable(np.ones(3, np.float32), name="weight")
+    dataset = strategy.distribute_datasets_from_function(lambda context: elements)
+    for number, _ in enumerate(dataset):
+        if HOW != "input" and own == CULPRIT and number == 2:
+            end()
+        step()
+
+
+if __name__ == "__main__":
+    strategy = rx.MultiWorkerMirroredStrategy()
+    if HOW == "hook":
+        sys.excepthook = lambda kind, error, _: print("own hook:", kind.__name__, error, flush=True)
+    if HOW == "thread":
+        thread = threading.Thread(target=train, args=(strategy,), name="trainer")
+        thread.start()
+        thread.join()
+    elif HOW == "caught":
+        try:
+            train(strategy)
+        except rx.errors.WorkerLost as error:
+            print("caught:", error, flush=True)
+            sys.exit(5)
+    else:
+        train(strategy)

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from in_memory_cluster import InMemoryCluster, InMemoryConnection, members, nothing
 
+from replicax.cluster import _messages
 from replicax.cluster._hub import Hub
 from replicax.cluster._link import Link
-from replicax.cluster._messages import LARGEST_PUT, Failed, Finished, TakeLeave
+from replicax.cluster._messages import Failed, Finished, TakeLeave
 from replicax.errors import InvalidArgument, StartFailed, WorkerLost
 
 
@@ -80,16 +81,17 @@ def test_a_hub_that_is_gone_takes_the_first_worker_along(two, threads):
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-def test_a_value_that_is_too_large_is_refused_before_it_is_sent(two, threads, worker):
+def test_a_value_that_is_too_large_is_refused_before_it_is_sent(two, threads, worker, monkeypatch):
+    monkeypatch.setattr(_messages, "LARGEST_PUT", 10_000)  # 16 MB take a second or two
     link = two.links[worker]
     with pytest.raises(
         InvalidArgument, match=r"for a test \(topic\) is too large: .*17,\d"
     ) as error:
-        link.exchange("topic", "a test", ["x" * 17_000_000], nothing)
+        link.exchange("topic", "a test", ["x" * 17_000], nothing)
     assert f"What worker {worker} has to tell" in str(error.value)
     assert len(str(error.value)) < 400
     # Nobody is lost by it.
-    large = "x" * (LARGEST_PUT - 200)
+    large = "x" * 9_900
     both = [threads.submit(each.exchange, "next", "a test", large, nothing) for each in two.links]
     assert [each.result(10) == [large, large] for each in both] == [True, True]
 

@@ -98,6 +98,23 @@ def clipped_and_scheduled(mean: Mean, axis: str | None) -> tuple[Any, Step]:
     return functional(mean, tx, mlp_params())
 
 
+def multi_steps(mean: Mean, axis: str | None) -> tuple[Any, Step]:
+    tx = optax.MultiSteps(optax.adam(RATE), every_k_schedule=2)
+    return functional(mean, tx, mlp_params())
+
+
+def averaged_params(mean: Mean, axis: str | None) -> tuple[Any, Step]:
+    state, step = functional(mean, optax.adam(RATE), mlp_params())
+
+    def averaging(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+        (params, opt_state), average = state
+        (params, opt_state), loss = step((params, opt_state), batch)
+        average = optax.incremental_update(params, average, 0.01)
+        return ((params, opt_state), average), loss
+
+    return (state, mlp_params()), averaging
+
+
 def equinox_module(mean: Mean, axis: str | None) -> tuple[Any, Step]:
     model = eqx.nn.MLP(FEATURES, CLASSES, HIDDEN, 2, key=jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_array)
@@ -193,6 +210,8 @@ KINDS: dict[str, Kind] = {
         dict_and_sgd,
         dict_and_adam,
         clipped_and_scheduled,
+        multi_steps,
+        averaged_params,
         equinox_module,
         linen_train_state,
         bfloat16,

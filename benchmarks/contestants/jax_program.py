@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -19,14 +20,28 @@ import flax
 import jax
 import numpy as np
 import optax
-from _jax_kinds import KINDS, RATE, Kind, batch, functional, loss_of, mlp_params
+from _jax_kinds import (
+    CLASSES,
+    FEATURES,
+    HIDDEN,
+    KINDS,
+    RATE,
+    Kind,
+    batch,
+    cross_entropy,
+    functional,
+    loss_of,
+    mlp_params,
+)
 from _protocol import with_python
 from _replicax import VERSIONS, mirrored_strategy
+from flax import nnx
 
 import replicax as rx
 
 REPLICAS = 2
-VARIABLES = "variables_and_optimizer"  # the one kind whose two sides are written differently
+# The kinds with state of its own, whose two sides are written differently.
+VARIABLES, NNX = "variables_and_optimizer", "nnx_module"
 WARMUP_STEPS = 3
 TOLERANCE = 1e-3  # relative, of the losses; parameters of 16 bits are rounded per replica
 
@@ -36,6 +51,8 @@ Call = Callable[[], Any]  # a step, which returns the loss
 def mesh_form(strategy: rx.Strategy, name: str) -> Call:
     """`jax.jit` of the step on the whole batch, which is laid out over the devices by rows."""
     topology = strategy.topology
+    if name == NNX:
+        return _nnx_mesh_form(topology)
     if name == VARIABLES:
         state, step = functional(lambda nest: nest, optax.adam(RATE), mlp_params())
         jitted = jax.jit(step, donate_argnums=0)  # as variables are
@@ -57,6 +74,8 @@ def replicax_form(strategy: rx.Strategy, name: str) -> Call:
     rows = strategy.split(batch())
     if name == VARIABLES:
         return _with_variables(strategy, rows)
+    if name == NNX:
+        return _nnx_replicax_form(strategy, rows)
     return _functional(strategy, KINDS[name], rows)
 
 
@@ -99,17 +118,71 @@ def _with_variables(strategy: rx.Strategy, rows: Any) -> Call:
     return lambda: train_step(rows)
 
 
+class Mlp(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        sizes = (FEATURES, HIDDEN, HIDDEN, CLASSES)
+        self.layers = nnx.List([nnx.Linear(*pair, rngs=rngs) for pair in pairwise(sizes)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        *layers, last = self.layers
+        for layer in layers:
+            x = jax.nn.relu(layer(x))
+        return last(x)
+
+
+def _nnx_objects() -> tuple[Mlp, nnx.Optimizer]:
+    model = Mlp(nnx.Rngs(0))
+    return model, nnx.Optimizer(model, optax.adam(RATE), wrt=nnx.Param)
+
+
+def _nnx_step(model: Mlp, optimizer: nnx.Optimizer, rows: Any) -> jax.Array:
+    def loss_fn(model: Mlp) -> jax.Array:
+        return cross_entropy(model(rows["x"]), rows["y"])
+
+    loss, gradients = nnx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+def _nnx_mesh_form(topology: Any) -> Call:
+    objects = _nnx_objects()
+    for each in objects:
+        nnx.update(each, jax.device_put(nnx.state(each), topology.replicated))
+    rows = jax.device_put(batch(), topology.split)
+    jitted = nnx.jit(_nnx_step)
+    return lambda: jitted(*objects, rows)
+
+
+def _nnx_replicax_form(strategy: rx.Strategy, rows: Any) -> Call:
+    strategy.gradient_reduction = "MEAN"
+    with strategy.scope():
+        objects = _nnx_objects()
+
+    @rx.function
+    def train_step(rows: Any) -> Any:
+        losses = strategy.run(_nnx_step, args=(*objects, rows))
+        return strategy.reduce("MEAN", losses, axis=None)
+
+    return lambda: train_step(rows)
+
+
+def measure_first(*, kind: str, first: str) -> dict[str, object]:
+    """Seconds of the first step in this process, by one of the forms."""
+    form = {"replicax": replicax_form, "mesh": mesh_form}[first]
+    return {"first": _seconds(form(mirrored_strategy(REPLICAS), kind))}
+
+
 def measure(*, kind: str, rounds: int, steps: int, compiles: int) -> dict[str, object]:
-    """Seconds: of each first step, and of the median later step of each round."""
+    """Seconds: of each step that compiles, and of the median later step of each round."""
     strategy = mirrored_strategy(REPLICAS)
     forms = {"replicax": replicax_form, "mesh": mesh_form}
     for form in forms.values():  # what the very first compilation pays for belongs to neither
         _seconds(form(strategy, "dict_and_sgd"))
-    first: list[list[float]] = []
+    compiling: list[list[float]] = []
     calls: list[Call] = []
     for _ in range(compiles):
         calls = [form(strategy, kind) for form in forms.values()]
-        first.append([_seconds(call) for call in calls])
+        compiling.append([_seconds(call) for call in calls])
     take_turns(calls, WARMUP_STEPS)
     later = [
         [median(seconds) for seconds in zip(*take_turns(calls, steps), strict=True)]
@@ -122,7 +195,7 @@ def measure(*, kind: str, rounds: int, steps: int, compiles: int) -> dict[str, o
             "whose times cannot be compared."
         )
     return {
-        "first": dict(zip(forms, zip(*first, strict=True), strict=True)),
+        "compiling": dict(zip(forms, zip(*compiling, strict=True), strict=True)),
         "later": dict(zip(forms, zip(*later, strict=True), strict=True)),
         "losses": losses,
         "versions": with_python(
@@ -143,4 +216,5 @@ def _seconds(call: Call) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(**json.loads(sys.argv[1]))))
+    question = json.loads(sys.argv[1])
+    print(json.dumps((measure_first if "first" in question else measure)(**question)))

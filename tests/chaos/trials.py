@@ -1,0 +1,473 @@
+"""Trials: each carries out a plan, and returns what was tried and what did not hold."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chaos import schedules
+from chaos.judging import Attempt, problems
+from chaos.schedules import Feeding, Iterating, Plan, Restoring, Round, Training
+from pipelines import SOURCES
+from small_training import Training as SmallTraining
+from workers import ROOT
+
+import replicax as rx
+from replicax.input._feed import SplittingFeed
+from replicax.input._sharding import shard
+from replicax.input._splitting import Workers
+from replicax.input.sources import source_of
+
+# What an attempt of the launcher may take in all, in seconds.
+_ATTEMPT_SECONDS = 90.0
+# What a trial in this process may take.
+_OWN_SECONDS = 120.0
+_LONGEST = 3000  # characters that are shown of a problem
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One thing that was tried, and what did not hold of what is promised."""
+
+    what: str
+    problems: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that was carried out."""
+
+    seed: int
+    number: int
+    plan: Plan
+    tried: tuple[Tried, ...]
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem for each in self.tried for problem in each.problems]
+
+    @property
+    def again(self) -> str:
+        """The command that repeats it."""
+        return f"make chaos SEED={self.seed} TRIAL={self.number}"
+
+    def __str__(self) -> str:
+        names = ", ".join(dict.fromkeys(each.what for each in self.tried))
+        lines = [f"{self.number}: {'FAILED' if self.problems else 'held'}: {names}"]
+        if self.problems:
+            lines += [f"  {text[:_LONGEST]}" for text in (str(self.plan), *self.problems)]
+            lines.append(f"  again: {self.again}")
+        return "\n".join(lines)
+
+
+def run(seed: int, seconds: float | None = None, only: int | None = None) -> Iterator[Trial]:
+    """Carry out one trial after the other, as long as there is time, or `only` one."""
+    begun = time.monotonic()
+    for number in itertools.count() if only is None else [only]:
+        if seconds is not None and time.monotonic() - begun > seconds:
+            return
+        plan = schedules.draw(seed, number)
+        yield Trial(seed, number, plan, tuple(carry_out(plan)))
+
+
+def carry_out(plan: Plan) -> list[Tried]:
+    """Return what was tried; whatever is raised is something that did not hold."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        try:
+            match plan:
+                case Training():
+                    return train(plan, Path(directory))
+                case Restoring():
+                    with bounded():
+                        return restore(plan, Path(directory))
+                case Feeding():
+                    with bounded():
+                        return feed(plan)
+                case Iterating():
+                    with bounded():
+                        return iterate(plan)
+        except (Exception, Overdue):
+            return [Tried(f"{type(plan).__name__.lower()}", (traceback.format_exc(),))]
+
+
+# Workers and the launcher.
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the workers of a training that has come to its end have printed."""
+
+    steps: tuple[str, ...]
+    weights: tuple[str, ...]
+    seen: tuple[str, ...]
+
+    @classmethod
+    def of(cls, logs: tuple[str, ...]) -> Results:
+        return cls(*(
+            tuple(found[1] for log in logs if (found := re.search(rf"^{name} (.*)$", log, re.M)))
+            for name in ("steps", "weights", "seen")
+        ))  # fmt: skip
+
+
+@functools.cache
+def undisturbed(training: Training) -> Results:
+    """Return how a training ends that nothing happens to."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        (attempt,) = launch(training, Round((), 0), Path(directory), steps=0)
+    results = Results.of(attempt.logs)
+    copies = training.workers if training.input.policy == "OFF" else 1
+    seen = str([copies * training.input.epochs])
+    assert attempt.code == 0, attempt
+    assert results.seen == (seen,) * training.workers, attempt
+    assert len(set(results.weights)) == 1, attempt
+    return results
+
+
+def train(training: Training, directory: Path) -> list[Tried]:
+    """Train with everything that happens, until the training has come to its end."""
+    expected = undisturbed(training.undisturbed)
+    tried: list[Tried] = []
+    # After the last round nothing happens any more.
+    for number, each in enumerate([*training.rounds, Round((), 0)]):
+        if each.damage is not None:
+            tried += damage_latest(training, each, directory / "checkpoints", number, expected)
+        attempts = launch(training, each, directory, int(expected.steps[0]), f"round-{number}")
+        for attempt in attempts:
+            what = "workers: nothing, to the end" if attempt.event is None else attempt.event.title
+            tried.append(Tried(what, tuple(problems(attempt)), attempt.seconds))
+        if attempts[-1].code == 0:
+            break
+    results, wrong = Results.of(attempts[-1].logs), []
+    if results != expected:
+        wrong.append(f"ended with {results}, undisturbed with {expected}")
+    left = sorted(path.name for path in (directory / "checkpoints").iterdir())
+    complete = [name for name in left if re.fullmatch(r"ckpt-\d+", name)]
+    # What was damaged may not look like a checkpoint any more, and is nobody's to remove then.
+    damaged = sum(each.damage is not None for each in training.rounds)
+    if left != complete or len(complete) > training.max_to_keep + damaged:
+        wrong.append(f"left behind {left}, of which {training.max_to_keep} are to be kept")
+    return [*tried, Tried("weights, rows and files at the end", tuple(wrong))]
+
+
+def launch(
+    training: Training, each: Round, directory: Path, steps: int, name: str = "round"
+) -> list[Attempt]:
+    """Start the launcher once, and return its attempts; nothing that it started is left."""
+    processes, logs = directory / "processes", directory / name
+    processes.mkdir(exist_ok=True)
+    happened_before = set(directory.glob("happened-*"))
+    limit = _ATTEMPT_SECONDS * (each.restarts + 1)
+    environment = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "XLA_FLAGS")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    options = {
+        "--workers": training.workers,
+        "--devices-per-worker": training.devices,
+        "--max-restarts": each.restarts,
+        "--backoff": 0,
+        "--log-dir": logs,
+    }
+    launcher = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "replicax", "launch"),
+            *(str(word) for option in options.items() for word in option),
+            *("-m", "chaos.program", str(directory), schedules.to_json(training), str(steps)),
+        ],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C is for this process, which ends the others
+    )
+    try:
+        try:
+            _, said = launcher.communicate(timeout=limit)
+            code = launcher.returncode
+        except subprocess.TimeoutExpired:
+            launcher.kill()
+            _, said = launcher.communicate(timeout=_ATTEMPT_SECONDS)
+            code = None
+            said += f"\n[launcher] had not ended after {limit:.0f} s, and failed so."
+        ended = time.time()
+        left = still_running(processes, seconds=10.0)
+        if left:
+            said += f"\n[launcher] failed to end processes: {left}."
+    finally:
+        end(launcher, processes)
+    happened = set(directory.glob("happened-*")) - happened_before
+    return list(read_attempts(training, logs, said, code, ended, happened))
+
+
+def read_attempts(
+    training: Training, logs: Path, said: str, code: int | None, ended: float, happened: set[Path]
+) -> Iterator[Attempt]:
+    """Tell what was said in each attempt, and what happened in it."""
+    folders = sorted(logs.glob("attempt-*"))
+    messages = re.split(r"^(?=\[launcher)", said, flags=re.MULTILINE)
+    for number, folder in enumerate(folders):
+        last = folder is folders[-1]
+        own = re.compile(rf"\[launcher, attempt {number}\] ")
+        texts = tuple(
+            (folder / f"worker-{worker}.log").read_text(errors="replace")
+            for worker in range(training.workers)
+        )
+        begun = folder.stat().st_mtime
+        event, since = None, begun
+        for note in happened:
+            if any(f" at {note.read_text()}\n" in text for text in texts) or len(folders) == 1:
+                event = training.events[int(note.name.rpartition("-")[2])]
+                since = note.stat().st_mtime
+        yield Attempt(
+            "".join(
+                text
+                for text in messages
+                if own.match(text) or (last and not text.startswith("[launcher, attempt"))
+            ),
+            texts,
+            event,
+            (ended if last else folders[number + 1].stat().st_mtime) - since,
+            code if last else None,
+        )
+
+
+def damage_latest(
+    training: Training, each: Round, checkpoints: Path, number: int, expected: Results
+) -> list[Tried]:
+    """Damage the latest checkpoint: all workers refuse it, or are where they would be anyway."""
+    assert each.damage is not None
+    latest = rx.latest_checkpoint(checkpoints)
+    if latest is None:
+        return []
+    each.damage.apply(Path(latest))
+    what = "workers: damaged checkpoint"
+    # Without events, which are for the attempts after this one.
+    (attempt,) = launch(
+        dataclasses.replace(training, rounds=()),
+        Round((), 0),
+        checkpoints.parent,
+        int(expected.steps[0]),
+        f"damaged-{number}",
+    )
+    refusals = attempt.said_by_all(r"\bInvalidCheckpoint: (.*)")
+    if len(refusals) == training.workers and attempt.code == 1:
+        shutil.rmtree(latest)  # as the message says
+        return [Tried(what)]
+    wrong = problems(attempt)
+    if not wrong and Results.of(attempt.logs) != expected:
+        wrong.append(f"{each.damage}: was restored, and ended with {Results.of(attempt.logs)}")
+    return [Tried(what, tuple(wrong))]
+
+
+def still_running(processes: Path, seconds: float) -> list[int]:
+    """Return which workers are there after so many seconds, of all that have started."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = [int(note.name) for note in processes.iterdir() if _runs(int(note.name))]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+def end(launcher: subprocess.Popen[str], processes: Path) -> None:
+    """Leave nothing behind, however the trial has ended."""
+    if launcher.poll() is None:
+        launcher.kill()  # its workers are killed with it
+        launcher.communicate()
+        still_running(processes, seconds=10.0)
+    for note in list(processes.iterdir()):
+        if _runs(int(note.name)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(note.name), signal.SIGKILL)
+        note.unlink()
+
+
+def _runs(process: int) -> bool:
+    try:
+        command = Path(f"/proc/{process}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return b"chaos.program" in command  # a zombie has none, and the number may be another's by now
+
+
+# Checkpoints, in this process.
+
+
+def restore(plan: Restoring, directory: Path) -> list[Tried]:
+    """Damage the latest of two checkpoints in many ways, and restore it."""
+    training = SmallTraining(mirrored(2))
+    pristine = directory / "pristine"
+    manager = rx.CheckpointManager(training.checkpoint, pristine)
+    states, paths = [], []
+    for _ in range(2):
+        training.steps(2)
+        paths.append(str(manager.save()))
+        states.append(training.state())
+    before, after = states
+    tried = []
+    for number, damage in enumerate(plan.damages):
+        damaged = directory / str(number)
+        shutil.copytree(pristine, damaged)
+        latest = damaged / Path(paths[1]).name
+        damage.apply(latest)
+        manager = rx.CheckpointManager(training.checkpoint, damaged)
+        wrong: list[str] = []
+        # A manager does not see what does not look like a checkpoint, and takes the one before.
+        for attempt, allowed in (
+            (functools.partial(training.checkpoint.restore, latest), [after]),
+            (manager.restore_or_initialize, [after, before]),
+        ):
+            training.checkpoint.restore(paths[0])
+            try:
+                attempt()
+            except rx.errors.CheckpointError:
+                allowed = [before]
+            except Exception as error:
+                wrong.append(f"{damage}: raised {type(error).__name__}: {str(error)[:300]}")
+                allowed = [before]
+            if training.state() not in allowed:
+                wrong.append(f"{damage}: left {training.state()} of {before} and {after}")
+        tried.append(Tried(f"damage: {damage.kind}", tuple(wrong)))
+        shutil.rmtree(damaged)
+    training.iterator.close()
+    return tried
+
+
+# Input, in this process.
+
+
+def feed(plan: Feeding) -> list[Tried]:
+    """Read what each of several workers reads, and resume each of them at every position."""
+    dataset = rx.from_tensor_slices(np.arange(plan.rows)).batch(plan.batch)
+    policy = rx.AutoShardPolicy[plan.policy]
+    rule = rx.InputOptions(partial_batches=plan.partial_batches).partial_batches
+    total, wrong = plan.workers * plan.replicas, []
+    read_by_all: Counter[int] = Counter()
+    for index in range(plan.workers):
+        local = tuple(range(index * plan.replicas, (index + 1) * plan.replicas))
+        workers = Workers(total, local, plan.workers, index, rule)
+        source, own = shard(source_of(dataset), workers, policy)
+
+        def start(state: Any, source=source, own=own, workers=workers) -> SplittingFeed:
+            return SplittingFeed(source, workers, own, state)
+
+        whole = list(steps_of(start(None)))
+        rows = Counter(row for step, _ in whole for part in step for row in part)
+        read_by_all += rows
+        if policy is rx.AutoShardPolicy.OFF and rows != Counter(range(plan.rows)):
+            wrong.append(f"{plan}: worker {index} read {rows}")
+        for position, (_, state) in enumerate(whole, 1):
+            rest = [step for step, _ in steps_of(start(state))]
+            expected = [step for step, _ in whole[position:]]
+            if rest != expected:
+                wrong.append(
+                    f"{plan}: worker {index} resumed after {position} steps reads {rest[:3]}… "
+                    f"({len(rest)} steps), and not {expected[:3]}… ({len(expected)} steps)"
+                )
+                break
+    if policy is rx.AutoShardPolicy.DATA and read_by_all != Counter(range(plan.rows)):
+        wrong.append(f"{plan}: together they read {read_by_all}")
+    return [Tried(f"input: {plan.policy}, every position", tuple(wrong))]
+
+
+def steps_of(reading: SplittingFeed) -> Iterator[tuple[list[list[int]], Any]]:
+    """Yield the rows of each local replica, and the state after them as a checkpoint has it."""
+    with contextlib.closing(reading):
+        while True:
+            try:
+                step = reading.step()
+            except StopIteration:
+                return
+            (columns,) = step.columns()
+            yield [rows.tolist() for rows in columns], json.loads(json.dumps(step.state))
+
+
+def iterate(plan: Iterating) -> list[Tried]:
+    """Hand the position of an iterator from one strategy to the next."""
+    expected = list(rows_of(plan, plan.replicas[0], None, None)[0])
+    found, state = [], None
+    for replicas, steps in zip(plan.replicas, [*plan.steps, None], strict=True):
+        rows, state = rows_of(plan, replicas, state, steps)
+        found += rows
+    wrong = []
+    if found != expected:
+        wrong.append(f"{plan}: read {found}, and {expected} in one go")
+    if Counter(found) != Counter(dict.fromkeys(range(plan.rows), plan.epochs)):
+        wrong.append(f"{plan}: rows were lost or doubled: {Counter(found)}")
+    return [Tried(f"input: {plan.source}, resumed", tuple(wrong))]
+
+
+def rows_of(plan: Iterating, replicas: int, state: Any, steps: int | None) -> tuple[list[int], Any]:
+    """Return the rows of some steps, or of all that are left, and the state after them."""
+    strategy = mirrored(replicas)
+    if plan.shuffled:
+        pipeline = rx.from_tensor_slices(np.arange(plan.rows)).shuffle(seed=plan.rows)
+        dataset = pipeline.batch(plan.batch).repeat(plan.epochs)
+    else:
+        dataset = SOURCES[plan.source](np.tile(np.arange(plan.rows), plan.epochs), plan.batch)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    with contextlib.closing(iterator):
+        if state is not None:
+            iterator.set_state(state)
+        found = []
+        for element in iterator if steps is None else itertools.islice(iterator, steps):
+            for part in strategy.experimental_local_results(element):
+                found += np.asarray(part).tolist()
+        return found, json.loads(json.dumps(iterator.get_state()))
+
+
+def mirrored(replicas: int) -> rx.MirroredStrategy:
+    return rx.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+
+
+class Overdue(BaseException):
+    """A trial has not ended in time."""
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Give what runs in this process so much time, and no stderr.
+
+    TensorStore writes a traceback there for each array that it cannot read.
+    """
+
+    def give_up(*_: object) -> None:
+        raise Overdue(f"had not ended after {_OWN_SECONDS:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    sys.stderr.flush()
+    usual = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    signal.setitimer(signal.ITIMER_REAL, _OWN_SECONDS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        sys.stderr.flush()
+        os.dup2(usual, 2)
+        os.close(usual)

@@ -13,7 +13,7 @@ from chaos.schedules import Event
 # From a failure until all workers have ended: those that are left get 10 s to notice it, then
 # SIGTERM, and SIGKILL after 5 s. The rest is for busy machines.
 END_SECONDS = 10.0 + 5.0 + 15.0
-# A worker that is stopped is missed after the time-out, and looked for for some seconds.
+# A worker that has not failed is missed after the time-out, and looked for for some seconds.
 STUCK_SECONDS = TIMEOUT_SECONDS + 15.0
 
 _ERRORS = r"\b(?:WorkerLost|StartFailed|InputFailed): "
@@ -43,6 +43,14 @@ class Attempt:
         """Messages in which a worker blames another one."""
         return [found[0] for log in self.logs for found in _LOSS.finditer(log)]
 
+    @property
+    def last_lines(self) -> list[str]:
+        """What each worker wrote last."""
+        return [
+            f"worker {worker} wrote last:\n    " + "\n    ".join(log.splitlines()[-12:])
+            for worker, log in enumerate(self.logs)
+        ]
+
     def said_by_all(self, pattern: str) -> list[str]:
         """What each worker said, of those that have said it."""
         return [found[1] for log in self.logs if (found := re.search(pattern, log, re.MULTILINE))]
@@ -70,14 +78,11 @@ def problems(attempt: Attempt) -> list[str]:
     """Return what is not as it must be."""
     event = attempt.event
     found = list(_of_ending(attempt))
-    limit = END_SECONDS + (STUCK_SECONDS if event and event.kind == "SIGSTOP" else 0.0)
-    if event is not None and _is_fatal(event) and attempt.seconds > limit:
-        found.append(f"took {attempt.seconds:.0f} s to end, and not {limit:.0f} s at most")
+    if event is not None and not event.harmless:
+        limit = END_SECONDS + (STUCK_SECONDS if event.is_missed else 0.0)
+        if attempt.seconds > limit:
+            found.append(f"took {attempt.seconds:.0f} s to end, and not {limit:.0f} s at most")
     return found
-
-
-def _is_fatal(event: Event) -> bool:
-    return event.kind not in ("slow", "pause", "full disk")
 
 
 def _of_ending(attempt: Attempt) -> Iterator[str]:
@@ -88,9 +93,9 @@ def _of_ending(attempt: Attempt) -> Iterator[str]:
         yield from _launcher_ended(attempt, event)
     elif event.kind == "SIGTERM":
         yield from _stopped_together(attempt)
-    elif event.kind == "full disk" or (event.kind == "raise" and event.phase == "in save"):
+    elif event.breaks_save:
         yield from _save_failed(attempt)
-    elif event.kind == "SIGSTOP" or (event.code == 0 and "exit" in event.kind):
+    elif event.is_missed:
         yield from _missed(attempt, event.worker)
     else:
         how = {"raise": "exit code 1", "SIGKILL": "killed by SIGKILL"}
@@ -117,7 +122,7 @@ def _launcher_ended(attempt: Attempt, event: Event) -> Iterator[str]:
     number = signal.SIGTERM if event.kind == "SIGHUP" else getattr(signal, event.kind)
     if event.kind == "SIGKILL":
         if attempt.code != -signal.SIGKILL:
-            yield f"the launcher was killed, and ended with code {attempt.code}"
+            yield f"the launcher was killed, and ended with code {attempt.code}: {attempt.said}"
         return
     if attempt.code == 0:  # the workers had finished, or stopped as they were asked to
         return

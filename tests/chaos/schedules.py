@@ -56,7 +56,7 @@ class Event:
       seconds: For how long, or after how long, where that matters.
       code: The exit code of a program that exits.
       free_bytes: How large files may still get on a full disk.
-      recovers: Whether there is room on the disk again after a save has failed.
+      recovers: Whether the program goes on after a save has failed, and the next one succeeds.
     """
 
     kind: str
@@ -74,15 +74,25 @@ class Event:
         return f"{'launcher' if self.launcher else 'worker'}: {self.kind}"
 
     @property
+    def breaks_save(self) -> bool:
+        """Whether a checkpoint cannot be written, if the worker writes one."""
+        return self.kind == "full disk" or (self.kind == "raise" and self.phase == "in save")
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the worker has not failed, but is not there when others need it."""
+        return self.kind == "SIGSTOP" or ("exit" in self.kind and self.code == 0)
+
+    @property
     def harmless(self) -> bool:
         """Whether the training comes to its end all the same."""
         if self.kind in ("slow", "pause"):
             return True
-        if self.kind == "full disk":
+        if self.breaks_save:
             return self.worker != 0 or self.recovers  # worker 0 writes
         # At the end nobody needs anybody, and SIGTERM finds no step to stop after.
         ended = self.phase == "end" and not self.launcher
-        return ended and (self.kind == "SIGTERM" or ("exit" in self.kind and self.code == 0))
+        return ended and (self.kind == "SIGTERM" or self.is_missed)
 
     def __str__(self) -> str:
         whom = "the launcher" if self.launcher else f"worker {self.worker}"

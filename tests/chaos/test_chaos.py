@@ -12,7 +12,7 @@ from chaos.schedules import Event, Restoring, Training
 
 import replicax as rx
 
-SEED = 19
+SEED = 293
 # The last trial begins before this, and they take up to half a minute.
 SECONDS = 150.0
 

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,11 +24,11 @@ from typing import Any
 
 import numpy as np
 from chaos import schedules
-from chaos.judging import Attempt, problems
+from chaos.judging import problems
+from chaos.launching import launch
 from chaos.schedules import Feeding, Iterating, Plan, Restoring, Round, Training
 from pipelines import SOURCES
 from small_training import Training as SmallTraining
-from workers import ROOT
 
 import replicax as rx
 from replicax.input._feed import SplittingFeed
@@ -37,9 +36,7 @@ from replicax.input._sharding import shard
 from replicax.input._splitting import Workers
 from replicax.input.sources import source_of
 
-# What an attempt of the launcher may take in all, in seconds.
-_ATTEMPT_SECONDS = 90.0
-# What a trial in this process may take.
+# What a trial in this process may take, in seconds.
 _OWN_SECONDS = 120.0
 _LONGEST = 3000  # characters that are shown of a problem
 
@@ -154,10 +151,13 @@ def train(training: Training, directory: Path) -> list[Tried]:
         attempts = launch(training, each, directory, int(expected.steps[0]), f"round-{number}")
         for attempt in attempts:
             what = "workers: nothing, to the end" if attempt.event is None else attempt.event.title
-            tried.append(Tried(what, tuple(problems(attempt)), attempt.seconds))
+            wrong = problems(attempt)
+            if wrong:
+                wrong += attempt.last_lines
+            tried.append(Tried(what, tuple(wrong), attempt.seconds))
         if attempts[-1].code == 0:
             break
-    results, wrong = Results.of(attempts[-1].logs), []
+    results, wrong = Results.of(attempts[-1].logs), list[str]()
     if results != expected:
         wrong.append(f"ended with {results}, undisturbed with {expected}")
     left = sorted(path.name for path in (directory / "checkpoints").iterdir())
@@ -167,89 +167,6 @@ def train(training: Training, directory: Path) -> list[Tried]:
     if left != complete or len(complete) > training.max_to_keep + damaged:
         wrong.append(f"left behind {left}, of which {training.max_to_keep} are to be kept")
     return [*tried, Tried("weights, rows and files at the end", tuple(wrong))]
-
-
-def launch(
-    training: Training, each: Round, directory: Path, steps: int, name: str = "round"
-) -> list[Attempt]:
-    """Start the launcher once, and return its attempts; nothing that it started is left."""
-    processes, logs = directory / "processes", directory / name
-    processes.mkdir(exist_ok=True)
-    happened_before = set(directory.glob("happened-*"))
-    limit = _ATTEMPT_SECONDS * (each.restarts + 1)
-    environment = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "XLA_FLAGS")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    options = {
-        "--workers": training.workers,
-        "--devices-per-worker": training.devices,
-        "--max-restarts": each.restarts,
-        "--backoff": 0,
-        "--log-dir": logs,
-    }
-    launcher = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "replicax", "launch"),
-            *(str(word) for option in options.items() for word in option),
-            *("-m", "chaos.program", str(directory), schedules.to_json(training), str(steps)),
-        ],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C is for this process, which ends the others
-    )
-    try:
-        try:
-            _, said = launcher.communicate(timeout=limit)
-            code = launcher.returncode
-        except subprocess.TimeoutExpired:
-            launcher.kill()
-            _, said = launcher.communicate(timeout=_ATTEMPT_SECONDS)
-            code = None
-            said += f"\n[launcher] had not ended after {limit:.0f} s, and failed so."
-        ended = time.time()
-        left = still_running(processes, seconds=10.0)
-        if left:
-            said += f"\n[launcher] failed to end processes: {left}."
-    finally:
-        end(launcher, processes)
-    happened = set(directory.glob("happened-*")) - happened_before
-    return list(read_attempts(training, logs, said, code, ended, happened))
-
-
-def read_attempts(
-    training: Training, logs: Path, said: str, code: int | None, ended: float, happened: set[Path]
-) -> Iterator[Attempt]:
-    """Tell what was said in each attempt, and what happened in it."""
-    folders = sorted(logs.glob("attempt-*"))
-    messages = re.split(r"^(?=\[launcher)", said, flags=re.MULTILINE)
-    for number, folder in enumerate(folders):
-        last = folder is folders[-1]
-        own = re.compile(rf"\[launcher, attempt {number}\] ")
-        texts = tuple(
-            (folder / f"worker-{worker}.log").read_text(errors="replace")
-            for worker in range(training.workers)
-        )
-        begun = folder.stat().st_mtime
-        event, since = None, begun
-        for note in happened:
-            if any(f" at {note.read_text()}\n" in text for text in texts) or len(folders) == 1:
-                event = training.events[int(note.name.rpartition("-")[2])]
-                since = note.stat().st_mtime
-        yield Attempt(
-            "".join(
-                text
-                for text in messages
-                if own.match(text) or (last and not text.startswith("[launcher, attempt"))
-            ),
-            texts,
-            event,
-            (ended if last else folders[number + 1].stat().st_mtime) - since,
-            code if last else None,
-        )
 
 
 def damage_latest(
@@ -278,37 +195,6 @@ def damage_latest(
     if not wrong and Results.of(attempt.logs) != expected:
         wrong.append(f"{each.damage}: was restored, and ended with {Results.of(attempt.logs)}")
     return [Tried(what, tuple(wrong))]
-
-
-def still_running(processes: Path, seconds: float) -> list[int]:
-    """Return which workers are there after so many seconds, of all that have started."""
-    deadline = time.monotonic() + seconds
-    while True:
-        left = [int(note.name) for note in processes.iterdir() if _runs(int(note.name))]
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.05)
-
-
-def end(launcher: subprocess.Popen[str], processes: Path) -> None:
-    """Leave nothing behind, however the trial has ended."""
-    if launcher.poll() is None:
-        launcher.kill()  # its workers are killed with it
-        launcher.communicate()
-        still_running(processes, seconds=10.0)
-    for note in list(processes.iterdir()):
-        if _runs(int(note.name)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(note.name), signal.SIGKILL)
-        note.unlink()
-
-
-def _runs(process: int) -> bool:
-    try:
-        command = Path(f"/proc/{process}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return b"chaos.program" in command  # a zombie has none, and the number may be another's by now
 
 
 # Checkpoints, in this process.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,31 @@ def _add(checkpoint: Path, which: float, where: float) -> None:
     path.with_name(f"{path.name}.orig").write_bytes(b"foreign")
 
 
+def _forge(checkpoint: Path, which: float, where: float) -> None:
+    """Change something in the manifest, and its checksum with it."""
+    file = checkpoint / "manifest" / "metadata"
+    manifest = json.loads(file.read_text())
+    content = manifest["content"]
+    places = list(_places(content))
+    nest, key = places[int(which * len(places))]
+    nest[key] = _FORGERIES[int(where * len(_FORGERIES))]
+    manifest["checksum"] = zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    file.write_text(json.dumps(manifest))
+
+
+def _places(nest: Any) -> Iterator[tuple[Any, Any]]:
+    keys = list(nest) if isinstance(nest, dict) else range(len(nest))
+    for key in keys:
+        yield nest, key
+        if isinstance(nest[key], (dict, list)):
+            yield from _places(nest[key])
+
+
+_FORGERIES: list[Any] = [
+    *(None, True, -1, 0, 1, 10**30, -(10**30), 1.5, math.nan, math.inf, "", "x", "9" * 5000),
+    *([], [[]], {}, {"a": 1}),
+]
+FORGED = "manifest forged"
 DAMAGES: dict[str, Callable[[Path, float, float], None]] = {
     "bit flipped": _rewrite(_flip),
     "cut off": _rewrite(lambda content, place: content[:place]),
@@ -112,4 +141,5 @@ DAMAGES: dict[str, Callable[[Path, float, float], None]] = {
     "dangling link in place of a file": _make_link,
     "looping link in place of a directory": _link_directory,
     "foreign file added": _add,
+    FORGED: _forge,
 }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.damage import DAMAGES, Damage
+from chaos.damage import DAMAGES, FORGED, Damage
 
 # Where in the training program something can happen, in the order in which a worker gets there.
 PHASES = (
@@ -40,6 +40,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "after save": (*_ACTIVE, "full disk"),
     "end": _ACTIVE,
 }
+# What was forged may be restored, so that a training would end otherwise.
+ACCIDENTS = tuple(kind for kind in DAMAGES if kind != FORGED)
 LAUNCHER_KINDS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "pause")
 
 
@@ -218,7 +220,7 @@ def training(chance: random.Random) -> Training:
         # A launcher that was told to end starts nobody again.
         until = next((i for i, each in enumerate(events, 1) if each.launcher), len(events))
         count = chance.randint(1, until)
-        damage = draw_damage(chance) if rounds and chance.random() < 0.4 else None
+        damage = draw_damage(chance, ACCIDENTS) if rounds and chance.random() < 0.4 else None
         rounds.append(Round(tuple(events[:count]), count - chance.randint(0, 1), damage))
         events = events[count:]
     return Training(
@@ -255,11 +257,11 @@ def event(chance: random.Random, workers: int) -> Event:
 
 
 def restoring(chance: random.Random) -> Restoring:
-    return Restoring(tuple(draw_damage(chance) for _ in range(12)))
+    return Restoring(tuple(draw_damage(chance, DAMAGES) for _ in range(12)))
 
 
-def draw_damage(chance: random.Random) -> Damage:
-    return Damage(chance.choice(list(DAMAGES)), chance.random(), chance.random())
+def draw_damage(chance: random.Random, kinds: Iterable[str]) -> Damage:
+    return Damage(chance.choice(list(kinds)), chance.random(), chance.random())
 
 
 def feeding(chance: random.Random) -> Feeding:

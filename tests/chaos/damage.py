@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -85,6 +86,11 @@ def _make_directory(checkpoint: Path, which: float, where: float) -> None:
     path.mkdir()
 
 
+def _make_fifo(checkpoint: Path, which: float, where: float) -> None:
+    (path := _chosen(checkpoint, which)).unlink()
+    os.mkfifo(path)  # whoever opens it waits for somebody who writes
+
+
 def _make_link(checkpoint: Path, which: float, where: float) -> None:
     (path := _chosen(checkpoint, which)).unlink()
     path.symlink_to(path if where < 0.5 else "nowhere")
@@ -138,6 +144,7 @@ DAMAGES: dict[str, Callable[[Path, float, float], None]] = {
     "files exchanged": _exchange,
     "file overwritten by another": _overwrite,
     "directory in place of a file": _make_directory,
+    "FIFO in place of a file": _make_fifo,
     "dangling link in place of a file": _make_link,
     "looping link in place of a directory": _link_directory,
     "foreign file added": _add,

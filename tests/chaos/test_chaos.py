@@ -8,24 +8,27 @@ import pytest
 from chaos import schedules, trials
 from chaos.damage import DAMAGES, Damage
 from chaos.judging import Attempt, blamed, problems
-from chaos.schedules import Event, Restoring, Training
+from chaos.schedules import Event, Feeding, Iterating, Restoring, Training
 
 import replicax as rx
 
 SEED = 293
-# The last trial begins before this, and they take up to half a minute.
-SECONDS = 150.0
 
 
 @pytest.mark.slow
-def test_what_is_promised_holds_whatever_happens():
-    done = []
-    for trial in trials.run(SEED, SECONDS):
-        print(trial, flush=True)
-        done.append(trial)
+# TensorStore tells the event loop of what it could not read when that has been closed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("kind", "seconds"),  # three minutes in all, but for the last trial of each
+    [(Training, 130.0), (Restoring, 30.0), (Feeding, 10.0), (Iterating, 10.0)],
+    ids=lambda value: value.__name__.lower() if isinstance(value, type) else "",
+)
+def test_what_is_promised_holds_whatever_happens(kind, seconds):
+    done = list(trials.run(SEED, seconds, kind=kind))
+    print(f"{len(done)} trials")
     failed = [str(trial) for trial in done if trial.problems]
+    assert done
     assert not failed, "\n".join(failed)
-    assert len({type(trial.plan) for trial in done}) > 1, "too few trials"
 
 
 def test_a_seed_and_a_number_are_a_trial():

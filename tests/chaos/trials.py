@@ -78,13 +78,23 @@ class Trial:
         return "\n".join(lines)
 
 
-def run(seed: int, seconds: float | None = None, only: int | None = None) -> Iterator[Trial]:
-    """Carry out one trial after the other, as long as there is time, or `only` one."""
+def run(
+    seed: int,
+    seconds: float | None = None,
+    only: int | None = None,
+    kind: type | None = None,
+) -> Iterator[Trial]:
+    """Carry out one trial after the other, or `only` one, or those of a `kind`.
+
+    After so many seconds no other one begins.
+    """
     begun = time.monotonic()
     for number in itertools.count() if only is None else [only]:
+        plan = schedules.draw(seed, number)
+        if kind is not None and not isinstance(plan, kind):
+            continue
         if seconds is not None and time.monotonic() - begun > seconds:
             return
-        plan = schedules.draw(seed, number)
         yield Trial(seed, number, plan, tuple(carry_out(plan)))
 
 

@@ -198,7 +198,7 @@ def damage_latest(
         int(expected.steps[0]),
         f"damaged-{number}",
     )
-    refusals = attempt.said_by_all(r"\bInvalidCheckpoint: (.*)")
+    refusals = attempt.said_by_all(r"\breplicax\.errors\.(\w*Checkpoint\w*): ")
     if len(refusals) == training.workers and attempt.code == 1:
         shutil.rmtree(latest)  # as the message says
         return [Tried(what)]

@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all matrix check bench format clean
+.PHONY: demo test test-all matrix chaos check bench format clean
 
 demo: .venv/installed
 	$(BIN)/replicax launch --workers 2 --devices-per-worker 2 examples/digits.py
 
 # Two at a time, but for tests that start workers themselves, and watch the clock.
-ALONE := tests/multiprocess tests/launch tests/doctor
+ALONE := tests/multiprocess tests/launch tests/doctor tests/chaos
 WHICH := not slow
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 -m '$(WHICH)' $(addprefix --ignore=,$(ALONE))
@@ -24,6 +24,12 @@ test-all: .venv/installed
 SESSIONS := oldest default newest
 matrix: .venv/installed
 	$(BIN)/nox --session $(SESSIONS)
+
+# Random failures until Ctrl-C, then a table. `SEED=7 SECONDS=1800` chooses what is tried and for how
+# long; `SEED=7 TRIAL=12` repeats one trial.
+chaos: .venv/installed
+	JAX_PLATFORMS=cpu PYTHONPATH=src:tests $(BIN)/python -m chaos $(if $(SEED),--seed $(SEED)) \
+	    $(if $(SECONDS),--seconds $(SECONDS)) $(if $(TRIAL),--trial $(TRIAL))
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -102,6 +102,14 @@ def test_a_manifest_that_was_tampered_with_is_refused(saved, how):
     assert checkpoint.save_counter == 1
 
 
+def test_a_file_of_orbax_that_is_missing_is_damage(saved):
+    checkpoint, path = saved
+    (Path(path) / "manifest" / "metadata").unlink()
+    with pytest.raises(rx.errors.InvalidCheckpoint, match="cannot be restored"):
+        checkpoint.restore(path)
+    equal(checkpoint.weight, np.zeros((2, 3)))
+
+
 def test_an_array_is_what_the_manifest_says(tmp_path):
     """The numbers, and so their checksum, are the same."""
     path = Path(rx.Checkpoint(a=np.ones((2, 3), np.float32)).save(tmp_path / "model"))

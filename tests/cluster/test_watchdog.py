@@ -143,3 +143,14 @@ def test_a_program_of_all_workers_may_take_long(bench):
         bench.reports(worker, 3)
     bench.check(waited=61)
     bench.check(waited=61)  # which was found a moment ago, and is not asked again
+
+
+def test_a_judge_that_ends_while_it_is_asked_has_said_why(bench, monkeypatch):
+    """The hub ends with the first worker, whose own wait was over in the same moment."""
+
+    def state(seconds):
+        bench.ends(1, Failed("failed: WorkerLost: worker 2 is stopped", secondary=True))
+
+    monkeypatch.setattr(bench.link, "state", state)
+    with pytest.raises(WorkerLost, match=r"worker 1 .* failed: WorkerLost: worker 2 is stopped"):
+        bench.check(waited=61)

@@ -336,7 +336,9 @@ def _neighbours(path: Path) -> str:
 
 def _failure(path: Path, what: str, error: Exception) -> CheckpointError:
     refused = system_error(error)
-    if refused is not None and refused.errno not in (*_NOTHING_THERE, errno.EISDIR):
+    # An error of this kind without a number is Orbax's own, who misses a file.
+    damaged = (None, *_NOTHING_THERE, errno.EISDIR)
+    if refused is not None and refused.errno not in damaged:
         return CheckpointError(_forbidden(path, refused))
     return InvalidCheckpoint(_unusable(path, f"{what} cannot be read: {reason(error)}"))
 

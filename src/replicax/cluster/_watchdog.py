@@ -110,6 +110,9 @@ class Watchdog:
             # What it knows is up to a second old: somebody may have come in the meantime.
             time.sleep(1.5 * _REPORT_SECONDS)
             state = self._link.state(_ANSWER_SECONDS)
+        if state is None and self._link.ended:
+            # The first worker has just judged too, and has said why it ends.
+            self.raise_loss(waiting.label, list(self._link.ended))
         culprits = [0] if state is None else self._culprits(waiting, state)
         if not culprits:
             return None

@@ -56,9 +56,8 @@ def _give_up_copies() -> None:
     To close the descriptors would free their numbers, which the child would use for its own files,
     and the objects that own them here would close those files when they are collected.
     """
-    with contextlib.suppress(
-        OSError
-    ):  # no descriptor is left: better a copy than a child that dies
+    # If no descriptor is left, a copy is better than a child that dies.
+    with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_RDWR)
         for connection in _connections:
             if connection.fileno() >= 0:

@@ -12,7 +12,7 @@ writes in their bodies along. If the first pass finds no variables, it has trace
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import jax
@@ -28,7 +28,6 @@ from replicax.collectives import Collectives, InProgram
 from replicax.errors import (
     ContextError,
     InconsistentTracing,
-    InvalidArgument,
     MeetingInTrace,
 )
 from replicax.execution._executor import Executor
@@ -42,11 +41,12 @@ from replicax.execution._operands import (
     python_numbers,
 )
 from replicax.execution._place import Place, place
-from replicax.execution._pulling import Pulls, TakesElementsInLoop
+from replicax.execution._plan import Plan, Touched
+from replicax.execution._pulling import TakesElementsInLoop
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.execution._rows import row_weights
 from replicax.execution._sharding import TracedRun, on_replicas
-from replicax.execution._summed_twice import Report, Watched
+from replicax.execution._summed_twice import Report
 from replicax.execution._variants import Variants, compute, merged_shapes, trace
 from replicax.topology import REPLICA_AXIS, Topology
 from replicax.values import PerReplica, largest_of, select
@@ -55,57 +55,6 @@ from replicax.variables import Variable, all_or_nothing
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
     from replicax.input import DistributedIterator
-
-
-@dataclass
-class Touched:
-    """The variables that a level of a program reads, and those that it writes."""
-
-    read: dict[Variable, None] = field(default_factory=dict)  # sets that keep the order
-    written: dict[Variable, None] = field(default_factory=dict)
-
-    @classmethod
-    def union(cls, several: Sequence[Touched]) -> Touched:
-        together = cls()
-        for each in several:
-            together.read.update(each.read)
-            together.written.update(each.written)
-        return together
-
-    def all(self) -> list[Variable]:
-        return list({**self.read, **self.written})
-
-    def __bool__(self) -> bool:
-        return bool(self.read or self.written)
-
-
-@dataclass
-class Plan:
-    """What the first pass has found."""
-
-    outer: Touched = field(default_factory=Touched)
-    runs: dict[int, Touched] = field(default_factory=dict)
-    pulls: Pulls = field(default_factory=Pulls)
-    watched: Watched = field(default_factory=Watched)
-    topology: Topology | None = None
-    noted: Topology | None = None  # over which values are combined, should nothing be run
-    uneven: bool = False  # whether a run has replicas whose shapes differ
-    thorough: bool = False  # whether the first pass takes derivatives too
-    skipped: bool = False  # whether it has skipped one
-
-    @property
-    def complete(self) -> bool:
-        """Whether the first pass has traced the program itself, which uses no variables."""
-        return not (self.outer or self.pulls.elements or self.skipped)
-
-    def use(self, strategy: StrategyLike) -> None:
-        if self.topology is None:
-            self.topology = strategy.topology
-        elif self.topology != strategy.topology:
-            raise InvalidArgument(
-                f"One `rx.function` runs on {self.topology} and, by {strategy!r}, on "
-                f"{strategy.topology}. Use one strategy in a function."
-            )
 
 
 class _Level:

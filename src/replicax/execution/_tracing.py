@@ -12,7 +12,8 @@ from jax.extend.core import ClosedJaxpr
 from replicax import _context
 from replicax._context import Frame
 from replicax.errors import InconsistentTracing
-from replicax.execution._program import OuterLevel, Plan
+from replicax.execution._plan import Plan
+from replicax.execution._program import OuterLevel
 from replicax.execution._pulling import Pulls
 from replicax.execution._summed_twice import Watched
 from replicax.topology import Topology

@@ -53,6 +53,7 @@ def test_a_stranger_is_told_why_it_was_turned_away():
 
 def test_one_that_fails_at_the_start_is_named(two):
     two.links[1].say_farewell(Failed("failed: ImportError", secondary=False), 5)
+    assert two.links[0].wait_for_loss(5) == 1
     with pytest.raises(StartFailed, match=r"came together, worker 1 \(.*failed: ImportError"):
         two.links[0].wait_for_welcome(5)
 

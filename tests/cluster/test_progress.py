@@ -39,7 +39,7 @@ class Blocked:
 def reported(progress: Progress) -> list[str]:
     """Where a worker stands, once its input has come to where it is blocked."""
     deadline = time.monotonic() + 10
-    while "read_row" not in "".join(where := progress.report()["where"]):
+    while "read_row" not in "".join(where := progress.report().where):
         assert time.monotonic() < deadline, where
         time.sleep(0.01)
     return where
@@ -68,10 +68,10 @@ def test_a_worker_that_waits_for_its_input_stands_there(kind):
     assert where[0].endswith("in Blocked.read_row (reading its input)")
     assert "reading its input" not in where[-1], "where the program stands comes behind it"
     with progress.for_input("a step"):  # it has its own, and waits for that of others
-        assert "read_row" not in "".join(progress.report()["where"])
+        assert "read_row" not in "".join(progress.report().where)
     disk.answers.set()
     waiting.join(10)
-    assert "reading" not in "".join(progress.report()["where"])
+    assert "reading" not in "".join(progress.report().where)
     elements.close()
 
 

@@ -109,3 +109,25 @@ def test_a_condition_from_a_mirrored_variable_or_an_argument_is_the_same_for_all
         flag = jnp.asarray(expected[0] is expected[1])
         result = two.run(compiled, args=(two.split(ROWS), flag))
         np.testing.assert_allclose(np.asarray(two.experimental_local_results(result)), expected)
+
+
+@pytest.mark.parametrize("fn", DIVERGENT, ids=lambda fn: fn.__name__)
+def test_a_single_replica_waits_for_no_other(fn):
+    one = rx.MirroredStrategy(["CPU:0"])
+    compiled = one.run(rx.function(fn), args=(ROWS + 2,))  # for which each of them is an identity
+    np.testing.assert_allclose(compiled, ROWS + 2)
+
+
+def test_the_condition_that_parts_the_replicas_is_named(two):
+    def inner(y, flag):
+        return jax.lax.cond(flag, total, lambda y: y, y)
+
+    def step(x, flag):
+        y = jax.lax.cond(flag, lambda: x, lambda: x + 1)  # the same way for all
+        jax.lax.cond(jnp.sum(x) > 2, lambda: 1.0, lambda: 2.0)  # without a collective
+        return jax.lax.cond(jnp.sum(y) > 2, inner, lambda y, _: y, y, flag)
+
+    with pytest.raises(rx.errors.CollectiveMismatch) as caught:
+        two.run(rx.function(step), args=(two.split(ROWS), jnp.asarray(True)))
+    line = step.__code__.co_firstlineno + 3
+    assert f"{__file__}:{line})" in str(caught.value)

@@ -79,6 +79,71 @@ def test_a_rule_for_a_derivative_may_use_variables_of_its_own(two):
     assert float(rx.first(two.run(step))) == 20.0
 
 
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+def test_a_rule_for_a_derivative_may_write_what_the_function_only_reads(two, synchronization):
+    with two.scope():
+        w = rx.Variable(3.0)
+        calls = rx.Variable(0.0, synchronization=synchronization, aggregation="SUM")
+
+    @jax.custom_vjp
+    def counted(x):
+        return x
+
+    def backward(_, cotangent):
+        calls.assign_add(0.5)
+        return (cotangent,)
+
+    counted.defvjp(lambda x: (x, None), backward)
+    step = rx.function(lambda: rx.grad(lambda: counted(w.value) + 0 * calls.value, w)())
+    for _ in range(3):
+        two.run(step)
+    assert float(calls.value) == 3.0
+
+
+def test_python_state_that_changes_is_told_beside_a_derivative_too(two):
+    with two.scope():
+        w, average = rx.Variable(3.0), rx.Variable(0.0, aggregation="MEAN")
+    calls = []
+
+    @rx.function
+    def step():
+        calls.append(1)
+        if len(calls) > 1:
+            average.assign(1.0)
+        return rx.grad(lambda: w**2, w)()
+
+    with pytest.raises(rx.errors.InconsistentTracing, match="look for Python state"):
+        two.run(step)
+    assert float(average.value) == 0.0
+
+
+def test_a_jitted_part_may_be_shared_by_two_runs_of_a_function(two):
+    with two.scope():
+        w = rx.Variable(2.0, aggregation="SUM")
+    scaled = jax.jit(lambda x: x * w.value)
+
+    @rx.function
+    def both():
+        first = two.run(lambda: scaled(3.0))
+        two.run(lambda: w.assign(2.0))
+        return first, two.run(lambda: scaled(3.0))
+
+    assert [float(rx.first(value)) for value in both()] == [6.0, 12.0]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (0, 3)])
+def test_what_all_replicas_have_in_common_is_reduced_and_gathered_in_a_program(two, shape):
+    @rx.function
+    def combined():
+        ones = two.run(lambda: jnp.ones(shape))
+        return two.reduce("SUM", ones, axis=None), two.gather(ones, axis=0) if shape else ones
+
+    total, gathered = combined()
+    np.testing.assert_array_equal(total, 2 * np.ones(shape))
+    if shape:
+        assert gathered.shape == (2 * shape[0], *shape[1:])
+
+
 def test_many_numbers_are_computed_at_once():
     w = jnp.float32([1, 2])
 
@@ -100,11 +165,29 @@ def test_many_numbers_are_computed_at_once():
         np.testing.assert_array_equal(made[name], array)
 
 
-def test_what_looks_at_numbers_is_called_with_them():
-    def make(w):
-        return [w if float(w[0]) > 0 else -w]
+kept = []
 
-    np.testing.assert_array_equal(computed_at_once(make, [jnp.float32([-3])])[0], [3])
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: [w if float(w[0]) > 0 else -w],
+        lambda w: [-w[w < 0]],
+        lambda w: [jax.device_put(-w, w.sharding)],
+        lambda w: [kept.append(w) or -w],  # to use it later
+    ],
+    ids=["a condition", "a mask", "a sharding", "kept"],
+)
+def test_what_needs_the_numbers_themselves_is_called_with_them(make):
+    w = jnp.float32([-3])
+    np.testing.assert_array_equal(computed_at_once(make, [w])[0], [3])
+    assert kept.pop() is w if kept else True
+
+
+def test_slots_are_made_where_their_variables_are():
+    device = jax.devices()[1]
+    w = jax.device_put(jnp.float32([1, 2]), device)
+    assert computed_at_once(lambda w: [jnp.zeros_like(w)], [w])[0].devices() == {device}
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["compiled", "eager"])

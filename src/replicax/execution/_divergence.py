@@ -22,17 +22,14 @@ def refuse_divergence(program: Jaxpr | ClosedJaxpr) -> None:
 
     Such is a `lax.cond` or a `lax.while_loop` whose condition depends on the replica's own rows.
     """
-    place = ""
 
-    def visit(equation: JaxprEqn, level: Level, control: Level) -> None:
-        nonlocal place
-        if equation.primitive.name in _CONDITIONAL and level is Level.VARYING:
-            place = users_line_of(equation)
-        if control is Level.VARYING and _communicates(equation):
+    def visit(equation: JaxprEqn, level: Level, parting: JaxprEqn | None) -> None:
+        if parting is not None and _communicates(equation):
             raise CollectiveMismatch(
                 f"A collective over the replicas (`{equation.primitive.name}`) is in a `lax.cond`, "
-                f"`lax.switch` or `lax.while_loop`{place} whose condition may differ between the "
-                "replicas: those that do not get there would be waited for. Have all of them "
+                f"`lax.switch` or `lax.while_loop`{users_line_of(parting)} whose condition may "
+                "differ between the replicas: it depends on a replica's own rows, id or ON_READ "
+                "variable, and those that do not get there would be waited for. Have all of them "
                 'decide alike, such as by `rx.get_replica_context().all_reduce("SUM", condition) > '
                 "0`, by a mirrored variable, or by a plain argument; or communicate outside of it, "
                 "and use `jnp.where`."

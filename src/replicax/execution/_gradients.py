@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,43 +19,30 @@ if TYPE_CHECKING:
 
 # Here, and not in the strategies, because compiled functions depend on them: a function may run any
 # strategy that it closes over.
-_chosen: weakref.WeakKeyDictionary[StrategyLike, GradientReduction] = weakref.WeakKeyDictionary()
+# By a number per strategy, which stays when the strategy is gone: a function must not be traced again
+# because another strategy was collected.
+_numbers: weakref.WeakKeyDictionary[StrategyLike, int] = weakref.WeakKeyDictionary()
+_chosen: dict[int, GradientReduction] = {}
+_next_number = itertools.count()
 
 
 def gradient_reduction_of(strategy: StrategyLike) -> GradientReduction:
     """Return how optimizers reduce gradients that they get on the replicas of a strategy."""
-    return _chosen.get(strategy, GradientReduction.SUM)
+    return _chosen.get(_numbers.get(strategy, -1), GradientReduction.SUM)
 
 
 def set_gradient_reduction(strategy: StrategyLike, reduction: GradientReduction) -> None:
+    if strategy not in _numbers:
+        _numbers[strategy] = next(_next_number)
     if reduction is GradientReduction.SUM:
-        _chosen.pop(strategy, None)
+        _chosen.pop(_numbers[strategy], None)
     else:
-        _chosen[strategy] = reduction
+        _chosen[_numbers[strategy]] = reduction
 
 
-def reductions_in_force() -> frozenset[tuple[Any, str]]:
+def reductions_in_force() -> frozenset[tuple[int, GradientReduction]]:
     """Return what a compiled function depends on: the strategies that do not sum."""
-    return frozenset((weakref.ref(each), reduction.value) for each, reduction in _chosen.items())
-
-
-# In the cache keys of `jax.jit`, so that jitted parts of a replica's code are traced again too.
-_traced_for = jax.make_user_context(default_value=None)
-
-
-def tracing_for(
-    strategy: StrategyLike, row_weight: float, *, uneven: bool
-) -> AbstractContextManager[None]:
-    """Return a context for tracing the code of a replica of a strategy.
-
-    Args:
-      strategy: Whose reduction the code may follow.
-      row_weight: How much the replica counts in a mean.
-      uneven: Whether other replicas have other shapes.
-    """
-    reduction = gradient_reduction_of(strategy)
-    usual = reduction is GradientReduction.SUM and row_weight == 1.0 and not uneven
-    return _traced_for(None if usual else (reduction.value, row_weight, uneven))
+    return frozenset(_chosen.items())
 
 
 def weighted(gradient: Any, reduction: GradientReduction, weight: float | jax.Array) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from replicax.errors import InvalidArgument
 from replicax.execution._pulling import Pulls
@@ -55,7 +55,13 @@ class Plan:
     @property
     def complete(self) -> bool:
         """Whether the first pass has traced the program itself, which uses no variables."""
-        return not (self.outer or self.pulls.elements or self.skipped)
+        return not (self.outer or self.pulls.elements)
+
+    def found(self) -> tuple[Any, ...]:
+        """Return what tells whether another first pass has found the same."""
+        levels = [self.outer, *(self.runs[number] for number in sorted(self.runs))]
+        by_id = [[list(map(id, touched)) for touched in (e.read, e.written)] for e in levels]
+        return len(self.pulls.elements), by_id
 
     def use(self, strategy: StrategyLike) -> None:
         if self.topology is None:

@@ -31,7 +31,6 @@ from replicax.errors import (
     MeetingInTrace,
 )
 from replicax.execution._executor import Executor
-from replicax.execution._gradients import tracing_for
 from replicax.execution._operands import (
     SAME,
     SPLIT,
@@ -57,12 +56,20 @@ if TYPE_CHECKING:
     from replicax.input import DistributedIterator
 
 
+# What JAX has traced of a function that the user jits holds for one `run` and one variant of it: its
+# refs are theirs, and gradients may be reduced otherwise in another.
+_cache_of_run = jax.make_user_context(None)
+
+
 class _Level:
     """One level of a program in one pass; what `Frame.program` holds."""
 
-    def __init__(self, plan: Plan, refs: dict[Variable, Any] | None, inside: bool) -> None:
+    def __init__(
+        self, plan: Plan, refs: dict[Variable, Any] | None, found: Touched, inside: bool
+    ) -> None:
         self.plan = plan
         self.refs = refs  # None in the first pass
+        self._found = found  # what the first pass has found for this level
         self.touched = Touched()
         self.inside = inside
         self._layouts: dict[int, tuple[jax.Array, Any]] = {}  # with the array, which keeps its id
@@ -82,7 +89,10 @@ class _Level:
     def set_state_of(self, variable: Variable, state: Any) -> None:
         self.touched.written[variable] = None
         if self.refs is not None:
-            self._ref(variable)[...] = variable.unwrap_state(state, self.plan.topology)
+            ref = self._ref(variable)
+            if variable not in self._found.written:
+                raise _inconsistent(variable, "written")
+            ref[...] = variable.unwrap_state(state, self.plan.topology)
 
     def skips_derivatives(self) -> bool:
         if not self.finding or self.plan.thorough:
@@ -119,12 +129,16 @@ class _Level:
     def _ref(self, variable: Variable) -> Any:
         assert self.refs is not None
         if variable not in self.refs:
-            raise InconsistentTracing(
-                f"Variable {variable.name!r} was not used when the function was traced first, but "
-                "is now. A function has to do the same whenever it is traced; look for Python "
-                "state that it changes, or for a variable created under a condition."
-            )
+            raise _inconsistent(variable, "used")
         return self.refs[variable]
+
+
+def _inconsistent(variable: Variable, done: str) -> InconsistentTracing:
+    return InconsistentTracing(
+        f"Variable {variable.name!r} was not {done} when the function was traced first, but is "
+        "now. A function has to do the same whenever it is traced; look for Python state that it "
+        "changes, or for a variable created under a condition."
+    )
 
 
 @final
@@ -137,7 +151,7 @@ class OuterLevel(_Level):
         refs: dict[Variable, Any] | None,
         elements: Sequence[Sequence[Any]] = (),
     ) -> None:
-        super().__init__(plan, refs, inside=False)
+        super().__init__(plan, refs, plan.outer, inside=False)
         self.runs_so_far = 0
         self._elements = elements  # the arrays of each, in the second pass
         self._pulls_so_far = 0
@@ -184,13 +198,14 @@ class _InnerLevel(_Level, Merger):
         self,
         plan: Plan,
         refs: dict[Variable, Any] | None,
+        found: Touched,
         strategy: StrategyLike,
         frame: Frame,
         *,
         uneven: bool,
         row_weight: float,
     ) -> None:
-        super().__init__(plan, refs, inside=True)
+        super().__init__(plan, refs, found, inside=True)
         self.row_weight = row_weight
         self._strategy = strategy
         self._collectives = InProgram(strategy.topology, uneven=uneven)
@@ -316,14 +331,14 @@ class _ShardedExecutor(Executor):
             inner_level = _InnerLevel(
                 level.plan,
                 refs,
+                touched,
                 strategy,
                 frame,
                 uneven=len(variants) > 1,
                 row_weight=weights[variants.of_replica.index(variant)],
             )
             inner.append(inner_level)
-            tracing = tracing_for(strategy, inner_level.row_weight, uneven=len(variants) > 1)
-            with _context.entered(inner_level.replica_frame(frame)), tracing:
+            with _context.entered(inner_level.replica_frame(frame)), _cache_of_run(object()):
                 body_args, body_kwargs = inputs.rebuild(operands, variants.shapes[variant])
                 result = _bridges.surrounded(fn)(*body_args, **body_kwargs)
                 handed_out = [value for value, _ in inner_level.handed_out]

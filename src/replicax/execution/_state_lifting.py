@@ -70,7 +70,8 @@ class Lifted:
         self._reused = [i for i, variable in enumerate(self.written) if variable.reusable]
         _bridges.examine(jaxpr.consts, [*self.written, *self.read])
         plan.watched.examine(jaxpr)
-        refuse_divergence(jaxpr)
+        if self.topology is not None and self.topology.num_replicas > 1:
+            refuse_divergence(jaxpr)
         # A program that calls back into Python, or that other workers take part in, can fail while
         # it runs, and then the variables' old values are still wanted.
         self._calls_python = calls_python(jaxpr)

@@ -100,7 +100,7 @@ class Watched:
             return
         found: dict[tuple[str, int], Level] = {}
 
-        def visit(equation: JaxprEqn, level: Level, control: Level) -> None:
+        def visit(equation: JaxprEqn, level: Level, parting: JaxprEqn | None) -> None:
             name = str(equation.params.get("name", ""))
             if equation.primitive.name == "name" and name.startswith(_PREFIX):
                 key = name, id(equation)

@@ -73,19 +73,30 @@ def trace_program(
     except InconsistentTracing:
         if not plan.skipped:
             raise
-    # The rule of a `custom_vjp` may use variables that nothing else does.
+        # The rule of a `custom_vjp` may use variables that nothing else does. But if the first pass
+        # does not find the same again, Python state has changed, and that is not to be hidden.
+        found = plan.found()
+        pulls.restart()
+        again = Plan(pulls=pulls)
+        _first_pass(trace, arrays, again)
+        if again.found() != found:
+            raise
     pulls.restart()
     return _in_two_passes(trace, arrays, Plan(pulls=pulls, thorough=True))
 
 
-def _in_two_passes(trace: Trace, arrays: Sequence[Any], plan: Plan) -> TracedProgram:
+def _first_pass(trace: Trace, arrays: Sequence[Any], plan: Plan) -> ClosedJaxpr:
     def find(arrays: Sequence[Any]) -> list[jax.Array]:
         level = OuterLevel(plan, None)
         results = trace(level, arrays)
         plan.outer = level.touched
         return results
 
-    jaxpr = jax.make_jaxpr(find)(arrays)
+    return jax.make_jaxpr(find)(arrays)
+
+
+def _in_two_passes(trace: Trace, arrays: Sequence[Any], plan: Plan) -> TracedProgram:
+    jaxpr = _first_pass(trace, arrays, plan)
     written = list(plan.outer.written)
     read = [variable for variable in plan.outer.read if variable not in plan.outer.written]
     variables = [*written, *read]

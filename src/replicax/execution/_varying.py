@@ -52,7 +52,9 @@ class Level(enum.IntEnum):
     VARYING = 2
 
 
-Visit = Callable[[JaxprEqn, Level, Level], None]
+# Is told of an equation, the highest level of its operands, and of the equation whose condition may
+# differ between the replicas and decides whether this one is computed: None if there is none.
+Visit = Callable[[JaxprEqn, Level, JaxprEqn | None], None]
 
 
 def runs_in(program: Jaxpr | ClosedJaxpr) -> list[JaxprEqn]:
@@ -100,9 +102,8 @@ def levels(
 ) -> list[Level]:
     """Return the level of each output; `visit` is told of every equation.
 
-    It is given the highest level of the operands, and that of the conditions under which the
-    equation is computed. Of an equation in a loop, or in a jaxpr that is called more than once, it
-    is told several times. The highest level counts.
+    Of an equation in a loop, or in a jaxpr that is called more than once, it is told several times.
+    The highest level counts.
     """
     given = [Level.VARYING if varies else Level.SAME for varies in varying_inputs]
     return _Flow(axis, visit).through(jaxpr, given, Level.SAME)[0]
@@ -115,6 +116,7 @@ class _Flow:
     def __init__(self, axis: str, visit: Visit | None) -> None:
         self._axis = axis
         self._visit = visit
+        self._parting: JaxprEqn | None = None  # the outermost that replicas may take differently
 
     def through(
         self, jaxpr: Any, given: Sequence[Level], control: Level
@@ -151,7 +153,7 @@ class _Flow:
         name, parameters = equation.primitive.name, equation.params
         highest = max(operands, default=Level.SAME)
         if self._visit is not None:
-            self._visit(equation, highest, control)
+            self._visit(equation, highest, self._parting if control is Level.VARYING else None)
         inner = jaxprs_within(parameters)
         match name:
             case "new_ref" | "get" | "freeze":
@@ -161,9 +163,10 @@ class _Flow:
                 results = [_in_a_ref(highest)] * len(equation.outvars)
                 after = [_in_a_ref(max(reference, control, *written)), *written]
             case "cond":
+                self._note_parting(equation, operands[0], control)
                 results, after = self._cond(parameters["branches"], operands, control)
             case "while":
-                results, after = self._while(parameters, operands, control)
+                results, after = self._while(equation, operands, control)
             case "scan":
                 results, after = self._scan(parameters, operands, control)
             case _ if name in _CALLS and len(inner) == 1:
@@ -174,6 +177,10 @@ class _Flow:
                 writes = inner and equation.effects
                 after = [max(level, control)] * len(operands) if writes else operands
         return results, after
+
+    def _note_parting(self, equation: JaxprEqn, condition: Level, control: Level) -> None:
+        if condition is Level.VARYING and control is not Level.VARYING:
+            self._parting = equation
 
     def _level_after(self, equation: JaxprEqn, highest: Level) -> Level:
         name, parameters = equation.primitive.name, equation.params
@@ -200,8 +207,9 @@ class _Flow:
         return results, [index, *_joined([after for _, after in outcomes])]
 
     def _while(
-        self, parameters: Any, operands: list[Level], control: Level
+        self, equation: JaxprEqn, operands: list[Level], control: Level
     ) -> tuple[list[Level], list[Level]]:
+        parameters = equation.params
         first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
         constants, others = operands[:first], operands[first : first + second]
         carry, going = operands[first + second :], Level.SAME
@@ -220,6 +228,7 @@ class _Flow:
             if now == (constants, others, carry, going):
                 return carry, [*constants, *others, *operands[first + second :]]
             constants, others, carry, going = now
+            self._note_parting(equation, going, control)
 
     def _scan(
         self, parameters: Any, operands: list[Level], control: Level

@@ -148,8 +148,8 @@ class PerReplica(Arithmetic, DistributedValues):
         """
         if isinstance(self._common, Tracer):
             # For the replicas of all workers, of which this process has only some.
-            stacked = jnp.stack([self._common] * topology.num_replicas)
-            return stacked if self._scalars else stacked.reshape(-1, *self._common.shape[1:])
+            combine = jnp.stack if self._scalars else jnp.concatenate
+            return combine([self._common] * topology.num_replicas)
         if self._array is None:
             components = self.values
             if not self.uniform:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jax.extend.core import Jaxpr, Literal, jaxpr_as_fun
 
 from replicax._jax_compat import without_constants
@@ -23,9 +23,17 @@ def computed_at_once(make: Callable[..., Nest], values: Sequence[jax.Array]) -> 
     """
     # Without their shardings, which JAX would compare with the mesh of a program that is traced.
     shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
+    tracers: list[weakref.ref[Any]] = []
+
+    def traced(*arguments: Any) -> Nest:
+        tracers.extend(map(weakref.ref, arguments))
+        return make(*arguments)
+
     try:
-        closed, nest = jax.make_jaxpr(make, return_shape=True)(*shapes)
-    except (ConcretizationTypeError, TracerArrayConversionError):  # it looks at the numbers
+        closed, nest = jax.make_jaxpr(traced, return_shape=True)(*shapes)
+    except Exception:  # it looks at the numbers, say; should it fail, it does so again
+        closed = nest = None
+    if closed is None or any(tracer() is not None for tracer in tracers):  # which it has kept
         with jax.ensure_compile_time_eval():
             return make(*values)
     jaxpr = without_constants(closed)
@@ -43,7 +51,14 @@ def computed_at_once(make: Callable[..., Nest], values: Sequence[jax.Array]) -> 
             arrays = jax.jit(lambda *values: [function(*values)[i] for i in computed])(*values)
             for index, array in zip(computed, arrays, strict=True):
                 results[index] = array
-        return jax.tree.unflatten(jax.tree.structure(nest), jax.device_put(results))
+        placed = [_placed(result, values) for result in results]
+        return jax.tree.unflatten(jax.tree.structure(nest), placed)
+
+
+def _placed(array: Any, values: Sequence[jax.Array]) -> jax.Array:
+    """Return an array, laid out as the value that it has the shape of: it may be in parts."""
+    alike = (value.sharding for value in values if value.shape == array.shape)
+    return jax.device_put(array, next(alike, None)) if isinstance(array, np.ndarray) else array
 
 
 def _of_one_number(jaxpr: Jaxpr) -> dict[Any, np.ndarray]:

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
 # Here, and not in the strategies, because compiled functions depend on them: a function may run any
-# strategy that it closes over.
-# By a number per strategy, which stays when the strategy is gone: a function must not be traced again
-# because another strategy was collected.
+# strategy that it closes over. By a number per strategy, which stays when the strategy is gone: no
+# function must be traced again because another strategy was collected.
 _numbers: weakref.WeakKeyDictionary[StrategyLike, int] = weakref.WeakKeyDictionary()
 _chosen: dict[int, GradientReduction] = {}
 _next_number = itertools.count()

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from replicax.input import DistributedIterator
 
 
-# What JAX has traced of a function that the user jits holds for one `run` and one variant of it: its
-# refs are theirs, and gradients may be reduced otherwise in another.
+# What JAX has traced of a function that the user jits holds for one `run` and one variant of it,
+# which has its own refs, and may reduce gradients in another way.
 _cache_of_run = jax.make_user_context(None)
 
 

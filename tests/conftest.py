@@ -61,7 +61,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ]
 
 
-@pytest.fixture(params=STRATEGIES)
+# They take long, or show what the others show too: `make test` leaves them to `make test-all`.
+SLOW_STRATEGIES = ("mirrored 3", "mirrored 8", "central 1")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW_STRATEGIES else ())
+        for name in STRATEGIES
+    ]
+)
 def strategy(request: pytest.FixtureRequest) -> rx.Strategy:
     return STRATEGIES[request.param]()
 

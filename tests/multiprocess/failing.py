@@ -13,17 +13,15 @@ import numpy as np
 
 import replicax as rx
 
-HOW, CULPRIT = sys.argv[1], int(sys.argv[2])
 
-
-def end() -> None:
-    if HOW in ("exit", "caught"):
+def end(how: str) -> None:
+    if how in ("exit", "caught"):
         sys.exit(3)
     raise ArithmeticError("a fault of the program")
 
 
-def train(strategy: rx.Strategy) -> None:
-    own = strategy.cluster_resolver.task_id
+def train(strategy: rx.Strategy, how: str, culprit: int) -> None:
+    is_culprit = strategy.cluster_resolver.task_id == culprit
 
     @rx.function
     def step():
@@ -34,32 +32,36 @@ def train(strategy: rx.Strategy) -> None:
 
     def elements() -> Iterator[np.ndarray]:
         for number in range(6):
-            if HOW == "input" and own == CULPRIT and number == 2:
-                end()
+            if how == "input" and is_culprit and number == 2:
+                end(how)
             yield np.ones((2, 3), np.float32)
 
     with strategy.scope():
         weight = rx.Variable(np.ones(3, np.float32), name="weight")
     dataset = strategy.distribute_datasets_from_function(lambda context: elements)
     for number, _ in enumerate(dataset):
-        if HOW != "input" and own == CULPRIT and number == 2:
-            end()
+        if how != "input" and is_culprit and number == 2:
+            end(how)
         step()
 
 
-if __name__ == "__main__":
+def main(how: str, culprit: int) -> None:
     strategy = rx.MultiWorkerMirroredStrategy()
-    if HOW == "hook":
+    if how == "hook":
         sys.excepthook = lambda kind, error, _: print("own hook:", kind.__name__, error, flush=True)
-    if HOW == "thread":
-        thread = threading.Thread(target=train, args=(strategy,), name="trainer")
+    if how == "thread":
+        thread = threading.Thread(target=train, args=(strategy, how, culprit), name="trainer")
         thread.start()
         thread.join()
-    elif HOW == "caught":
+    elif how == "caught":
         try:
-            train(strategy)
+            train(strategy, how, culprit)
         except rx.errors.WorkerLost as error:
             print("caught:", error, flush=True)
             sys.exit(5)
     else:
-        train(strategy)
+        train(strategy, how, culprit)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

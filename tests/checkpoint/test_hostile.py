@@ -201,8 +201,10 @@ def test_names_that_have_a_meaning_of_their_own_are_refused(tmp_path, name):
     ):
         with pytest.raises(rx.errors.InvalidArgument, match=f"cannot be called '{name}'"):
             call()
-    # Writes of other arrays may be under way still; the next save removes what they leave.
     assert [path for path in tmp_path.iterdir() if ".writing-" not in path.name] == []
+    # Writes of other arrays may have been under way still; the next save removes what they left.
+    saved = rx.Checkpoint(weight=np.ones(2)).save(tmp_path / "model")
+    assert [str(path) for path in tmp_path.iterdir()] == [saved]
 
 
 def test_a_nul_in_a_path_is_refused(tmp_path):
@@ -323,8 +325,10 @@ def test_a_failed_save_is_one_message(tmp_path, run_python, size):
     last = told.splitlines()[-1]
     assert last.startswith("replicax.errors.SaveFailed: this process could not write")
     assert "model-1: OSError: [Errno 27] File too large. Earlier checkpoints" in last
-    # Writes of other arrays may be under way still; the next save removes what they leave.
     assert [path for path in tmp_path.iterdir() if ".writing-" not in path.name] == []
+    # Writes of other arrays may have been under way still; the next save removes what they left.
+    saved = rx.Checkpoint(weight=np.ones(2)).save(tmp_path / "model")
+    assert [str(path) for path in tmp_path.iterdir()] == [saved]
 
 
 def test_another_failure_of_a_save_keeps_its_traceback(tmp_path, monkeypatch):

@@ -37,9 +37,10 @@ def computed_at_once(make: Callable[..., Nest], values: Sequence[jax.Array]) -> 
         with jax.ensure_compile_time_eval():
             return make(*values)
     jaxpr = without_constants(closed)
+    # Together: in JAX 0.12, the inputs of a jaxpr without its constants begin with theirs.
+    inputs = (*jaxpr.constvars, *jaxpr.invars)
     known: dict[Any, Any] = {
-        **dict(zip(jaxpr.constvars, closed.consts, strict=True)),
-        **dict(zip(jaxpr.invars, values, strict=True)),
+        **dict(zip(inputs, (*closed.consts, *values), strict=True)),
         **_of_one_number(jaxpr),
     }
     outputs: list[Any] = jaxpr.outvars

@@ -8,6 +8,7 @@ one; taking a nest apart with `jax.tree` would lose the variable. These function
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,10 +33,18 @@ def hand_whole(kind: type) -> None:
     """Has objects of a class stay in one piece where they are handed to a function, or back."""
     global _handed_whole
     _handed_whole = (*_handed_whole, kind)
+    _is_class_handed_whole.cache_clear()
 
 
 def is_handed_whole(value: Any) -> bool:
-    return isinstance(value, _handed_whole)
+    return _is_class_handed_whole(type(value))
+
+
+# By the parents: `issubclass` of a class of `abc` looks at all of its children, which for those of
+# NNX takes longer than all else that is done with the arguments of a first step.
+@functools.cache
+def _is_class_handed_whole(cls: type) -> bool:
+    return not set(_handed_whole).isdisjoint(cls.__mro__)
 
 
 def _is_whole(node: Any) -> bool:
@@ -43,7 +52,7 @@ def _is_whole(node: Any) -> bool:
 
 
 def _is_one(node: Any) -> bool:
-    return isinstance(node, (Whole, _handed_whole))
+    return isinstance(node, Whole) or _is_class_handed_whole(type(node))
 
 
 def flatten(nest: Nest, *, handed: bool = False, everything: bool = False) -> tuple[list[Any], Any]:

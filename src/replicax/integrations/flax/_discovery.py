@@ -205,7 +205,13 @@ def items_of(container: Any) -> list[Any]:
 
 def may_lead_somewhere(value: Any) -> bool:
     """Whether something could be reached from `value`."""
-    return type(value) not in _NOTHING_INSIDE and not isinstance(value, (*_DATA, type))
+    return _objects_may_lead_somewhere(type(value))
+
+
+@functools.cache
+def _objects_may_lead_somewhere(cls: type) -> bool:
+    """Tell whether something could be reached from the objects of a class: once, as it is slow."""
+    return cls not in _NOTHING_INSIDE and not issubclass(cls, (*_DATA, Tracer, type))
 
 
 def _wrapped_by(value: Any) -> Any:

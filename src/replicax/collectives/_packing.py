@@ -76,7 +76,7 @@ def in_packs(
 def _pack(arrays: Sequence[jax.Array]) -> jax.Array:
     """Return arrays one after another."""
     flat = [jax.lax.reshape(array, (array.size,)) for array in arrays]
-    if max(array.nbytes for array in arrays) <= _MOST_TO_CONCATENATE:
+    if len(arrays) > _MOST_STATED_PLACES and max(a.nbytes for a in arrays) <= _MOST_TO_CONCATENATE:
         return jax.lax.concatenate(flat, 0)
     pack = jax.lax.full((sum(array.size for array in arrays),), 0, arrays[0].dtype)
     for start, array in zip(_starts(arrays), flat, strict=True):

@@ -69,22 +69,21 @@ def describe(
     arrays: list[Any] = []
     fills: list[Any] = []
     for leaf in leaves:
-        if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        # First, as it is asked of every parameter in every step.
+        if leaf.__class__ is PerReplica and (common := leaf.common) is not None:
+            # As a plain array, of which every replica gets all: so a program of parameters goes on
+            # being good when these are results of its own.
+            weak = getattr(common, "weak_type", False)  # which random keys do not have
+            keys.append((common.shape, common.dtype, weak))
+            arrays.append(common)
+            fills.append(_Common(leaf.topology))
+        elif isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
             leaf = _over_auto_axes(leaf)
             key = (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False))
             sharding = _divided(leaf)
             keys.append(key if sharding is None else (*key, sharding))
             arrays.append(leaf)
             fills.append(_itself if sharding is None else _LaidOut(sharding))
-        elif isinstance(leaf, PerReplica) and leaf.common is not None:
-            # As a plain array, of which every replica gets all: so a program of parameters goes on
-            # being good when these are results of its own.
-            assert leaf.topology is not None
-            common = leaf.common
-            weak = getattr(common, "weak_type", False)  # which random keys do not have
-            keys.append((common.shape, common.dtype, weak))
-            arrays.append(common)
-            fills.append(_Common(leaf.topology))
         elif isinstance(leaf, (PerReplica, Mirrored)):
             home = leaf.topology or topology
             if home is not None and isinstance(leaf, PerReplica):
@@ -137,7 +136,7 @@ def are_uneven(keys: Sequence[Any]) -> bool:
 
 def _is_array(value: PerReplica | Mirrored) -> bool:
     """Whether components can form one global array, filled up with zeros if their sizes differ."""
-    if isinstance(value, Mirrored):
+    if isinstance(value, Mirrored) or value.is_assembled:
         return True
     samples = value.samples()
     if not value.uniform:
@@ -306,11 +305,14 @@ class _LaidOut:
         return array
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class _Common:
     """A per-replica value that is known to be the same on all replicas."""
 
-    topology: Topology
+    __slots__ = ("topology",)
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
 
     def __call__(self, array: Any) -> PerReplica:
         return PerReplica.of_common(array, self.topology)

@@ -97,8 +97,7 @@ class PerReplica(Arithmetic, DistributedValues):
         self = cls.__new__(cls)
         self._topology, self._components, self._array = topology, None, None
         self._inside, self._common, self._scalars = False, array, array.ndim == 0
-        self._padded = None
-        self._shapes = (array.shape,) * topology.num_replicas
+        self._padded = self._shapes = None
         return self
 
     @property
@@ -195,9 +194,14 @@ class PerReplica(Arithmetic, DistributedValues):
         return np.ndim(self._components[0]) == 0
 
     @property
+    def is_assembled(self) -> bool:
+        """Whether its components are one array already, or all the same one."""
+        return self._array is not None or self._common is not None
+
+    @property
     def uniform(self) -> bool:
         """Whether all components have one shape."""
-        return len(set(self.shapes)) == 1
+        return self.is_assembled or len(set(self.shapes)) == 1
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -212,7 +216,7 @@ class PerReplica(Arithmetic, DistributedValues):
     def known_shapes(self) -> tuple[Shape, ...] | None:
         """The shape of every replica's component; None if only the other workers know."""
         topology = self._topology
-        if self._array is not None and topology is not None:
+        if topology is not None and self.is_assembled:
             return (np.shape(self.samples()[0]),) * topology.num_replicas
         if self._shapes is None and not (topology is not None and topology.spans_processes):
             return tuple(np.shape(component) for component in self.values)

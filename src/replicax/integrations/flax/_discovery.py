@@ -30,10 +30,12 @@ _LIBRARIES = frozenset(
     {
         *sys.stdlib_module_names,
         "chex",
+        "equinox",
         "flax",
         "grain",
         "jax",
         "jaxlib",
+        "jaxtyping",
         "keras",
         "numpy",
         "optax",
@@ -44,7 +46,7 @@ _LIBRARIES = frozenset(
     }
 )
 # Functions of these are wrappers: what they close over is the user's.
-_WRAPPING = frozenset({"flax", "functools", "replicax"})
+_WRAPPING = frozenset({"equinox", "flax", "functools", "replicax"})
 _NOTHING_INSIDE = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type(...), np.ndarray, type, np.dtype}
 )

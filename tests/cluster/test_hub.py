@@ -55,10 +55,31 @@ def test_all_are_welcomed_when_the_last_has_come():
     assert seats.take(0) == seats.take(1) == [messages.Welcome("10.0.0.1:999")]
 
 
+def test_those_who_wait_are_told_of_one_that_was_turned_away():
+    seats = Seats(3, here=1)
+    assert seats.hello(2, [], versions={"jax": "0.1"}) is None
+    (told,) = seats.take(0)
+    assert isinstance(told, messages.TurnedAway)
+    assert told.reason.startswith("A process that came as worker 2 (10.0.0.1:1002) was refused: ")
+    assert seats.hello(1, [], versions={"jax": "0.1"}) is None
+    assert seats.take(0) == []  # once
+    seats.hello(1, seats.told[1])
+    assert seats.take(1) == [told]
+    seats.hello(2, seats.told[2])  # the right one, in the end
+    assert seats.take(2) == [messages.Welcome("10.0.0.1:999")]
+
+
+def test_nobody_is_told_of_one_that_was_turned_away_when_all_are_here(three):
+    assert three.hello(1, []) is None
+    assert three.hello(7, []) is None
+    assert [three.take(index) for index in range(3)] == [[], [], []]
+
+
 @pytest.mark.parametrize(
     ("index", "changed", "reason"),
     [
         (1, {"addresses": ("elsewhere:1",)}, "Give all workers the same cluster"),
+        (1, {"addresses": ("10.0.0.1:1001", "10.0.0.1:1000")}, "Give all workers the same list"),
         (2, {}, "there is no worker of number 2"),
         (-1, {}, "there is no worker of number -1"),
         (0, {}, "another process has come as worker 0 already"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,33 @@ def test_a_stranger_is_told_why_it_was_turned_away():
     with pytest.raises(StartFailed, match=r"worker 2 \(.*was turned away.*the same cluster"):
         link.wait_for_welcome(5)
     connection.close()
+
+
+def test_those_who_wait_are_told_of_a_stranger_once():
+    hub, lock = Hub(members(2), "10.0.0.1:999"), threading.Lock()
+    connection = InMemoryConnection(hub, lock)
+    link = Link(connection, members(2))
+    stranger = InMemoryConnection(hub, lock)
+    stranger.send(_messages.Hello(1, ("a:1", "b:1"), _messages.versions()))
+    assert link.wait_for_welcome(5) is None
+    assert link.turned_away is not None
+    assert link.turned_away.startswith("A process that came as worker 1 (10.0.0.1:1001) was refus")
+    begun = time.monotonic()
+    assert link.wait_for_welcome(0.01, link.turned_away) is None
+    assert time.monotonic() - begun >= 0.01
+    connection.close()
+
+
+def test_a_first_worker_that_cannot_be_reached_is_not_called_killed():
+    class Cut(InMemoryConnection):
+        def receive(self) -> _messages.Message | None:
+            raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    connection = Cut(Hub(members(2), "10.0.0.1:999"), threading.Lock())
+    link = Link(connection, members(2, 1))
+    assert link.wait_for_loss(5) == 0
+    assert "cannot be reached any more (Connection timed out)" in link.explain(0)
+    assert "killed" not in link.explain(0)
 
 
 def test_one_that_fails_at_the_start_is_named(two):

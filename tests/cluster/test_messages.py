@@ -23,6 +23,7 @@ EXAMPLES = [
     messages.Calls(0),
     messages.Welcome("10.0.0.1:999"),
     messages.Refused("no"),
+    messages.TurnedAway("A process that came as worker 1 (10.0.0.1:1001) was refused: no."),
     messages.Beat(),
     messages.Value("meeting/0", 1, "[1, 2]"),
     messages.Void("meeting/0", 1),

@@ -184,8 +184,8 @@ def test_a_port_that_is_in_use():
 
 def test_an_address_of_another_machine():
     (ended,) = start([told(0, ["192.0.2.1:2222", "192.0.2.2:2222"])])
-    assert "cannot listen there" in failure(ended)
-    assert "its task index belongs to another one" in failure(ended)
+    assert "192.0.2.1, which is not an address of this machine" in failure(ended)
+    assert "Its task index belongs to another one" in failure(ended)
 
 
 def test_a_worker_that_is_missing_is_named_by_all():
@@ -208,6 +208,24 @@ def test_two_processes_of_one_index_and_other_clusters_are_turned_away():
     )
     assert [each.code for each in ended] == [0, 0, 1], [each.output for each in ended]
     assert "Give all workers the same cluster" in failure(ended[2])
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        (lambda a: [a[0], "127.0.0.1:1", a[2]], r"was refused: it has the cluster \["),
+        (lambda a: [a[0], a[2], a[1]], r"was refused: it has the workers in the order \["),
+    ],
+    ids=["another cluster", "another order"],
+)
+def test_those_who_wait_hear_of_one_that_was_turned_away(others, reason):
+    addresses = on_loopback(3)
+    ended = start([told(0, addresses), told(1, addresses), told(2, others(addresses))], timeout=200)
+    for each in ended[:2]:  # long before the time-out
+        assert re.search(rf"came as worker 2 \({addresses[2]}\) {reason}", failure(each))
+        assert "Start as many processes" not in failure(each)
+    assert "was turned away" in failure(ended[2])
+    assert "replicax: worker 0 waits for others. A process that came as" in ended[0].output
 
 
 def test_jax_was_used_before():

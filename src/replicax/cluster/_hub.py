@@ -29,6 +29,7 @@ from replicax.cluster._messages import (
     State,
     Stop,
     TakeLeave,
+    TurnedAway,
     Value,
     Void,
     Welcome,
@@ -64,22 +65,42 @@ class Hub:
         self._topics: dict[str, dict[int, str]] = {}
         self._calls: dict[int, int] | None = None  # how often each has asked whether to stop
         self._ended: list[int] = []  # in the order in which they did
+        self._turned_away: TurnedAway | None = None  # the first, while not all are here
 
     def admit(self, hello: Message, tell: Callable[[FromHub], None]) -> int | None:
         """Return the worker's number, or None if it does not belong here, which it is told."""
         problem = self._problem(hello)
         if problem is not None or not isinstance(hello, Hello):
             tell(Refused(problem or ""))
+            # One that has no place in its own cluster either is no worker.
+            if isinstance(hello, Hello) and 0 <= hello.index < len(hello.addresses):
+                self._note_turned_away(hello.index, problem or "")
             return None
         self._seats[hello.index] = _Seat(tell, time.monotonic())
         if len(self._seats) == self._members.count:
             self._tell_all(Welcome(self._coordinator))
+        elif self._turned_away is not None:
+            tell(self._turned_away)
         return hello.index
+
+    def _note_turned_away(self, index: int, problem: str) -> None:
+        """Tell those who wait that one whom they may be waiting for was here, and was refused."""
+        if self._turned_away is None and len(self._seats) < self._members.count:
+            known = 0 <= index < self._members.count
+            who = self._members.describe(index) if known else f"number {index}"
+            self._turned_away = TurnedAway(f"A process that came as {who} was refused: {problem}.")
+            self._tell_all(self._turned_away)
 
     def _problem(self, hello: Message) -> str | None:
         if not isinstance(hello, Hello):
             return f"it began with a message of kind {type(hello).__name__}, and not with a Hello"
         addresses = tuple(str(address) for address in self._members.addresses)
+        if sorted(hello.addresses) == sorted(addresses) and hello.addresses != addresses:
+            return (
+                f"it has the workers in the order {list(hello.addresses)}, and "
+                f"{self._members.names[0]} in the order {list(addresses)}. Give all workers the "
+                "same list"
+            )
         if hello.addresses != addresses:
             return (
                 f"it has the cluster {list(hello.addresses)}, and {self._members.names[0]} has "

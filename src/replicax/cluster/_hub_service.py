@@ -17,10 +17,9 @@ from replicax.cluster._messages import (
     decode,
     encode,
 )
-from replicax.cluster._wire import configure
+from replicax.cluster._wire import GONE, configure, is_cut, unreachable
 
 _INTRODUCTION_SECONDS = 10.0  # in which somebody who connects must say who it is
-_GONE = "is gone without a word: killed, crashed, or ended by os._exit"
 
 
 @final
@@ -78,7 +77,7 @@ class HubService:
             if not writer.is_closing():
                 writer.write(encode(message))
 
-        index, reason = None, _GONE
+        index, reason = None, GONE
         try:
             hello = await asyncio.wait_for(reader.readline(), _INTRODUCTION_SECONDS)
             index = self._hub.admit(decode(hello), tell)
@@ -89,8 +88,9 @@ class HubService:
         except ValueError as error:  # no message, or a line that does not end
             reason = f"sent what is no message: {error}"
             tell(Refused(reason))
-        except (OSError, TimeoutError):
-            pass  # a connection that was reset, or a stranger that says nothing
+        except OSError as error:  # also of a stranger that says nothing
+            if is_cut(error):
+                reason = unreachable(error)
         except asyncio.CancelledError:
             index = None  # the hub closes
         finally:

@@ -27,12 +27,14 @@ from replicax.cluster._messages import (
     State,
     Stop,
     ToHub,
+    TurnedAway,
     Value,
     Void,
     Welcome,
     Withdraw,
     versions,
 )
+from replicax.cluster._wire import GONE, unreachable
 from replicax.errors import InvalidArgument, StartFailed, WorkerLost
 
 _POLL_SECONDS = 0.2  # how often somebody who waits looks whether it should go on waiting
@@ -46,7 +48,10 @@ class Connection(Protocol):
         ...
 
     def receive(self) -> Message | None:
-        """Return the next message; None when the other end is gone."""
+        """Return the next message; None when the other end is gone.
+
+        Raises OSError if its machine cannot be reached any more.
+        """
         ...
 
 
@@ -71,6 +76,7 @@ class Link:
         self._ended_before: frozenset[int] | None = None  # who had, when this worker ended
         self._heard_out = self._broken = False
         self._state: State | None = None
+        self.turned_away: str | None = None  # which process was, while others waited, and why
         self.ended: dict[int, Ended] = {}
         self.lost: int | None = None
         self.ended_at = 0.0  # when the first of them was known to have
@@ -85,11 +91,17 @@ class Link:
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
-    def wait_for_welcome(self, seconds: float) -> str | None:
-        """Return the address of JAX's service once all workers are here; None if not in time."""
+    def wait_for_welcome(self, seconds: float, known: str | None = None) -> str | None:
+        """Return the address of JAX's service once all workers are here; None if not in time.
+
+        Also None, at once, if a process was turned away, unless that is `known` to the caller.
+        """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._coordinator or self._refused or self.ended, timeout=seconds
+                lambda: (
+                    self._coordinator or self._refused or self.ended or self.turned_away != known
+                ),
+                timeout=seconds,
             )
             if self._refused is not None:
                 raise StartFailed(
@@ -217,12 +229,15 @@ class Link:
         return all(ended.finished for ended in self.ended.values())
 
     def _receive(self) -> None:
-        while (message := self._connection.receive()) is not None:
-            with self._changed:
-                self.heard = time.monotonic()
-                self._take(message)
-                self._changed.notify_all()
-        reason = "is gone without a word: killed, crashed, or cut off"
+        reason = GONE
+        try:
+            while (message := self._connection.receive()) is not None:
+                with self._changed:
+                    self.heard = time.monotonic()
+                    self._take(message)
+                    self._changed.notify_all()
+        except OSError as error:
+            reason = unreachable(error)
         if self._members.index == 0:
             reason = "has lost the hub in its own process, which keeps the workers together"
         if self._refused is not None:
@@ -238,6 +253,8 @@ class Link:
                 self._coordinator = message.coordinator
             case Refused():
                 self._refused = message.reason
+            case TurnedAway():
+                self.turned_away = message.reason
             case Value() if message.topic in self._values:
                 self._values[message.topic][message.worker] = message.value
             case Void() if message.topic in self._values:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -48,13 +47,12 @@ class Address:
         family, _, _, _, name = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
         return socket.AddressFamily(family), str(name[0])
 
-    @property
-    def is_loopback(self) -> bool:
-        """Whether it can only be reached from its own machine."""
+    def resolved(self) -> str | None:
+        """Return the numeric address of the host; None if the name means nothing here, or yet."""
         try:
-            return ipaddress.ip_address(self.resolve()[1]).is_loopback
+            return self.resolve()[1]
         except OSError:
-            return False
+            return None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

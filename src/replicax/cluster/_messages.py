@@ -126,6 +126,16 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """A process that came for a place in the cluster was refused, while others still wait for it.
+
+    The reason is a sentence, which begins with who it said it was.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """The answer to a report, a sign of life."""
 
@@ -210,7 +220,18 @@ ToHub = (
     Hello | Report | Put | Withdraw | AskState | Finished | Failed | TakeLeave | Preempted | Calls
 )
 FromHub = (
-    Welcome | Refused | Beat | Value | Void | Ended | Left | Disconnected | State | Deciding | Stop
+    Welcome
+    | Refused
+    | TurnedAway
+    | Beat
+    | Value
+    | Void
+    | Ended
+    | Left
+    | Disconnected
+    | State
+    | Deciding
+    | Stop
 )
 Message = ToHub | FromHub
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}

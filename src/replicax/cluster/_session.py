@@ -106,6 +106,7 @@ class Session:
         self._left_behind: str | None = None
         self._process = os.getpid()
         starting.require_fresh_jax()
+        starting.require_addresses(members)
         deadline = time.monotonic() + timeout_seconds
         self._hub: HubService | None = None
         reserved: socket.socket | None = None
@@ -246,15 +247,26 @@ class Session:
     # Coming together.
 
     def _welcomed(self, deadline: float) -> str:
-        told = False
+        told, turned_away = False, None
         while True:
             left = max(0.0, deadline - time.monotonic())
-            coordinator = self._link.wait_for_welcome(min(left, NOTICE_SECONDS))
+            coordinator = self._link.wait_for_welcome(min(left, NOTICE_SECONDS), turned_away)
             if coordinator is not None:
                 return coordinator
+            if turned_away is None and self._link.turned_away is not None:
+                # Whoever is missing has most likely been here. If not, it comes about now.
+                turned_away = self._link.turned_away
+                deadline = min(deadline, time.monotonic() + NOTICE_SECONDS)
+                self._say(f"waits for others. {turned_away}".removesuffix("."))
+                continue
             state = self._link.state(NOTICE_SECONDS)
             absent = [0] if state is None else state.absent
             missing = " and ".join(self.members.describe(worker) for worker in absent)
+            if time.monotonic() > deadline and turned_away is not None:
+                raise StartFailed(
+                    f"The workers cannot come together. {turned_away} {self.members.name} still "
+                    f"waits for {missing}."
+                )
             if time.monotonic() > deadline:
                 raise StartFailed(
                     f"Not all workers have come within {self.timeout_seconds:.0f} s. "

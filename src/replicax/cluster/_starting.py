@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import os
 import socket
 import time
@@ -27,9 +29,53 @@ if "TF_CONFIG" in os.environ:  # this is going to be one of several workers
     _jax_compat.note_where_backend_starts()
 
 
+def require_addresses(members: Members) -> None:
+    """Raise `StartFailed` if the workers' addresses, as this machine knows them, cannot work.
+
+    A name may mean another address on every machine. Debian's /etc/hosts gives the machine's own
+    name to 127.0.1.1, where no other machine can reach it.
+    """
+    known = {index: members.addresses[index].resolved() for index in range(members.count)}
+    own = known[members.index]
+    if own is not None and not _is_of_this_machine(own):
+        raise StartFailed(
+            f"{members.describe(members.index)} is {own}, which is not an address of this machine. "
+            "Its task index belongs to another one, or the address is wrong."
+        )
+    for index in {0, members.index}:
+        for other, address in known.items():
+            if _is_loopback(known[index]) and address is not None and not _is_loopback(address):
+                raise StartFailed(
+                    f"{members.describe(index)} is {known[index]} on this machine, where no other "
+                    f"machine can reach it, and {members.describe(other)} is {address}. Give the "
+                    "cluster addresses that all machines can reach, or correct the name in "
+                    "/etc/hosts."
+                )
+
+
+def _is_loopback(address: str | None) -> bool:
+    return address is not None and ipaddress.ip_address(address).is_loopback
+
+
+def _is_of_this_machine(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as attempt:
+        try:
+            attempt.bind((address, 0))
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True
+
+
 def connect(members: Members, deadline: float, say: Callable[[str], None]) -> socket.socket:
     """A connection to the first worker, who may start later than this one."""
     started, told = time.monotonic(), False
+    here = ""
+    if _is_loopback(members.chief.resolved()):
+        here = (
+            f" {members.chief.host} is this machine: if {members.names[0]} runs on another one, "
+            "give the cluster addresses that all machines can reach."
+        )
     while True:
         try:
             host = members.chief.resolve()[1]
@@ -41,11 +87,11 @@ def connect(members: Members, deadline: float, say: Callable[[str], None]) -> so
             raise StartFailed(
                 f"{members.name} could not reach {members.describe(0)} for "
                 f"{now - started:.0f} s: {reason}. Is it running, is the address right, and "
-                "does the network let this port through?"
+                f"does the network let this port through?{here}"
             )
         if not told and now - started > NOTICE_SECONDS:
             told = True
-            say(f"waits for {members.describe(0)}: {reason}")
+            say(f"waits for {members.describe(0)}: {reason}.{here}".removesuffix("."))
         time.sleep(_RETRY_SECONDS)
 
 
@@ -131,8 +177,7 @@ def listen(members: Members) -> socket.socket:
     except OSError as error:
         raise StartFailed(
             f"{members.describe(0)} cannot listen there: {error}. If the port is in use, choose "
-            "another one, or end the process that has it (an earlier run, perhaps). If the address "
-            "is not one of this machine, its task index belongs to another one."
+            "another one, or end the process that has it (an earlier run, perhaps)."
         ) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 from typing import final
@@ -29,6 +30,29 @@ def configure(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
+# The errors of a network, or of a machine that is down; others are of a process that has ended.
+_CUT = frozenset(
+    {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN}
+)
+
+
+def is_cut(error: OSError) -> bool:
+    """Return whether a connection has ended because the other machine cannot be reached."""
+    return error.errno in _CUT
+
+
+# What is said, after its name, of a worker whose process has ended and has not said why.
+GONE = "is gone without a word: killed, crashed, or ended by os._exit"
+
+
+def unreachable(error: OSError) -> str:
+    """Return what is said of a worker whose connection was cut, after its name."""
+    return (
+        f"cannot be reached any more ({error.strerror}): its machine is down, or the network "
+        "between is cut"
+    )
+
+
 @final
 class Wire:
     """One end of a connection; any thread may send, one receives."""
@@ -48,11 +72,18 @@ class Wire:
             self._connection.sendall(line)
 
     def receive(self) -> Message | None:
-        """Return the next message; None when the other end is gone."""
+        """Return the next message; None when the other end is gone.
+
+        Raises OSError if its machine cannot be reached any more.
+        """
         try:
             line = self._lines.readline(LARGEST_LINE)
             return decode(line) if line else None
-        except (OSError, InvalidMessage):
+        except InvalidMessage:
+            return None
+        except OSError as error:
+            if is_cut(error):
+                raise
             return None
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ format: .venv/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .nox .bench build dist
+	rm -rf .venv .nox .bench .jax_cache build dist
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "replicax needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -17,11 +19,37 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Before anybody imports Keras, which TensorFlow does by itself.
 os.environ["KERAS_BACKEND"] = "jax"
 
+import jax
+
 import replicax as rx
 from replicax import _context
 
+
+def _own_directory(parent: Path) -> Path:
+    """Return a directory in which no other process writes, with what earlier ones have written.
+
+    Half of the time of the tests goes into compiling programs that others have compiled before. But
+    JAX writes files that a process beside this one could read before they are complete.
+    """
+    for number in itertools.count():
+        directory = parent / str(number)
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory, os.O_RDONLY)  # until this process ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+        else:
+            return directory
+    raise AssertionError
+
+
 if "TF_CONFIG" not in os.environ:  # workers get their devices from whoever starts them
     rx.config.set_logical_cpu_devices(8)
+    _compiled = _own_directory(Path(__file__).parent / ".jax_cache")
+    jax.config.update("jax_compilation_cache_dir", str(_compiled))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # The first example of a shape compiles a program; how long that takes says nothing.
 hypothesis.settings.register_profile("replicax", deadline=None, derandomize=True)

@@ -23,11 +23,7 @@ def is_awaited(topology: Topology) -> bool:
     So the loss of a worker is an exception here, and not wherever the result is first used.
     Accelerators go on in order, and the loss shows where a result is used.
     """
-    return topology.spans_processes and _on_cpu(topology)
-
-
-def _on_cpu(topology: Topology) -> bool:
-    return topology.devices[0][0].platform == "cpu"
+    return topology.spans_processes and topology.on_cpus
 
 
 def launch(topology: Topology, label: str, program: Callable[..., Results], *args: Any) -> Results:
@@ -47,7 +43,7 @@ def launch(topology: Topology, label: str, program: Callable[..., Results], *arg
             if is_awaited(topology):
                 return run(label, lambda: jax.block_until_ready(program(*args)))
             return run(label, lambda: program(*args))
-    if not _on_cpu(topology):
+    if not topology.on_cpus:
         return program(*args)
     with _lock:
         for array in _previous:

@@ -18,7 +18,7 @@ from replicax.collectives._interface import (
     result_dtype,
 )
 from replicax.collectives._options import CommunicationOptions
-from replicax.collectives._packing import PackSizes, in_packs
+from replicax.collectives._packing import PackRules, in_packs
 from replicax.topology import REPLICA_AXIS, Topology
 from replicax.values import Mirrored, PerReplica
 
@@ -62,8 +62,8 @@ class InProgram(Collectives):
     ) -> list[jax.Array]:
         topology = self._topology
         if topology.logical_devices_per_replica == 1:
-            sizes = PackSizes.of(topology, options.bytes_per_pack)
-            return in_packs(lambda array: jax.lax.psum(array, REPLICA_AXIS), arrays, sizes)
+            rules = PackRules.of(topology, options.bytes_per_pack)
+            return in_packs(lambda array: jax.lax.psum(array, REPLICA_AXIS), arrays, rules)
         if topology.num_replicas == 1:  # a sum of one array in parts is refused by XLA
             return arrays
         # A pack would have to gather arrays that are divided; XLA joins these sums by itself.
@@ -71,7 +71,7 @@ class InProgram(Collectives):
 
     def _sum_of_parts(self, array: jax.Array) -> jax.Array:
         # XLA:CPU aborts the process for bfloat16, among replicas of several devices.
-        narrow = array.dtype == jnp.bfloat16 and self._topology.devices[0][0].platform == "cpu"
+        narrow = array.dtype == jnp.bfloat16 and self._topology.on_cpus
         wide = array.astype(jnp.float32) if narrow else array
         return jax.lax.psum(wide, REPLICA_AXIS).astype(array.dtype)
 

@@ -12,38 +12,45 @@ import jax.numpy as jnp
 
 from replicax.topology import Topology
 
+# Measured on two virtual CPU devices, one process: six gradients of a small network (106 kB in all)
+# take 0.9 ms as six all-reduces and 0.55 ms as one; 2.7 MB take 6.2 ms apart and 14.7 ms packed.
+_SMALL, _PACK = 128 * 1024, 512 * 1024
+# Between two processes every all-reduce takes 1.5 ms more, however small: 4 MB take 6 ms as one and
+# 9 ms as four; 23 MB, of which one array has 17, are not faster together.
+_PACK_BETWEEN_PROCESSES = 4 * 1024 * 1024
+# XLA:CPU concatenates large arrays slowly: with three of 1 MB a step takes 9.4 ms, and 5.9 ms if
+# they are written into the pack one by one. Of many small arrays that takes longer to compile.
+_MOST_TO_CONCATENATE = 128 * 1024
+_MOST_TO_WRITE = 8
+
 
 @final
 @dataclass(frozen=True, slots=True)
-class PackSizes:
-    """How large arrays may be that travel together, and how large a pack, in bytes."""
+class PackRules:
+    """How arrays travel together.
+
+    Args:
+      small: How large arrays may be that do, in bytes.
+      pack: How large a pack may be.
+      hides_places: Whether XLA must not know where in a pack each array is; see `_hidden`.
+    """
 
     small: int
     pack: int
+    hides_places: bool
 
     @classmethod
-    def of(cls, topology: Topology, bytes_per_pack: int) -> PackSizes:
-        """Those that are asked for; 0: those that are fastest for replicas over `topology`."""
+    def of(cls, topology: Topology, bytes_per_pack: int) -> PackRules:
+        """Return the rules for a size of packs; for 0 those that are fastest on `topology`."""
         if bytes_per_pack:
-            return cls(bytes_per_pack, bytes_per_pack)
-        return _BETWEEN_PROCESSES if topology.spans_processes else _WITHIN_A_PROCESS
-
-
-# Measured on two virtual CPU devices, one process: six gradients of a small network (106 kB in all)
-# take 0.9 ms as six all-reduces and 0.55 ms as one; 2.7 MB take 6.2 ms apart and 14.7 ms packed.
-_WITHIN_A_PROCESS = PackSizes(small=128 * 1024, pack=512 * 1024)
-# Between two processes every all-reduce takes 1.5 ms more, however small: 4 MB take 6 ms as one and
-# 9 ms as four; 23 MB, of which one array has 17, are not faster together.
-_BETWEEN_PROCESSES = PackSizes(small=4 * 1024 * 1024, pack=4 * 1024 * 1024)
-# XLA:CPU concatenates large arrays slowly (1 MB each: 9.4 ms a step, and 5.9 ms if they are written
-# into a pack one by one), and compiles a program with many small ones written so slowly.
-_MOST_TO_CONCATENATE = 128 * 1024
-# As many arrays take their numbers from a pack at places that the program states.
-_MOST_STATED_PLACES = 8
+            return cls(bytes_per_pack, bytes_per_pack, topology.on_cpus)
+        if topology.spans_processes:
+            return cls(_PACK_BETWEEN_PROCESSES, _PACK_BETWEEN_PROCESSES, topology.on_cpus)
+        return cls(_SMALL, _PACK, topology.on_cpus)
 
 
 def in_packs(
-    reduce: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array], sizes: PackSizes
+    reduce: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array], rules: PackRules
 ) -> list[jax.Array]:
     """`reduce` of every array, for a `reduce` that works element by element.
 
@@ -55,15 +62,17 @@ def in_packs(
 
     def send(indices: list[int]) -> None:
         together = [arrays[index] for index in indices]
-        alone = len(together) == 1
-        reduced = [reduce(together[0])] if alone else _unpack(reduce(_pack(together)), together)
+        if len(together) == 1:
+            reduced = [reduce(together[0])]
+        else:
+            reduced = _unpack(reduce(_pack(together)), together, rules.hides_places)
         results.update(zip(indices, reduced, strict=True))
 
     for index, array in enumerate(arrays):
-        if array.nbytes > sizes.small:
+        if array.nbytes > rules.small:
             send([index])
             continue
-        if filled.get(array.dtype, 0) + array.nbytes > sizes.pack:
+        if filled.get(array.dtype, 0) + array.nbytes > rules.pack:
             send(packs.pop(array.dtype))
             filled[array.dtype] = 0
         packs.setdefault(array.dtype, []).append(index)
@@ -76,7 +85,8 @@ def in_packs(
 def _pack(arrays: Sequence[jax.Array]) -> jax.Array:
     """Return arrays one after another."""
     flat = [jax.lax.reshape(array, (array.size,)) for array in arrays]
-    if len(arrays) > _MOST_STATED_PLACES and max(a.nbytes for a in arrays) <= _MOST_TO_CONCATENATE:
+    largest = max(array.nbytes for array in arrays)
+    if len(arrays) > _MOST_TO_WRITE and largest <= _MOST_TO_CONCATENATE:
         return jax.lax.concatenate(flat, 0)
     pack = jax.lax.full((sum(array.size for array in arrays),), 0, arrays[0].dtype)
     for start, array in zip(_starts(arrays), flat, strict=True):
@@ -84,10 +94,10 @@ def _pack(arrays: Sequence[jax.Array]) -> jax.Array:
     return pack
 
 
-def _unpack(pack: jax.Array, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def _unpack(pack: jax.Array, arrays: Sequence[jax.Array], hides_places: bool) -> list[jax.Array]:
     """Return the parts of a pack of `arrays`, each in the shape of its array."""
     starts: Sequence[Any] = _starts(arrays)
-    if len(arrays) > _MOST_STATED_PLACES and jnp.issubdtype(pack.dtype, jnp.floating):
+    if hides_places and len(arrays) > _MOST_TO_WRITE and jnp.issubdtype(pack.dtype, jnp.floating):
         starts = _hidden(starts, pack)
     parts = [
         jax.lax.dynamic_slice(pack, (start,), (array.size,))

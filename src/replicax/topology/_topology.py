@@ -88,6 +88,11 @@ class Topology:
         return len(self.devices[0])
 
     @cached_property
+    def on_cpus(self) -> bool:
+        """Whether its devices are CPUs, for which XLA needs to be treated differently."""
+        return self.devices[0][0].platform == "cpu"
+
+    @cached_property
     def local_replicas(self) -> tuple[int, ...]:
         """The ids of the replicas whose devices belong to this process."""
         here = jax.process_index()

@@ -39,7 +39,13 @@ from typing import Any
 
 
 class ReplicaxError(Exception):
-    """Base of everything that replicax raises on purpose."""
+    """Base of everything that replicax raises on purpose.
+
+    `follows_another` says that a worker raises it because another one has failed, whose own error
+    is the cause: whoever has started the workers is to see that one first.
+    """
+
+    follows_another = False
 
 
 class ContextError(ReplicaxError, RuntimeError):

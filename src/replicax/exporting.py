@@ -243,10 +243,12 @@ def _write_together(path: Path, content: bytes | bytearray, name: str) -> None:
     if session is not None:
         news = session.meet(f"the export of `{name}`", news)[0]
     if news is not None:
-        raise ExportFailed(
+        error = ExportFailed(
             f"The export of `{name}` could not be written to {news}. What was there before is as "
             "it was; export again when the reason is gone."
-        ) from failure
+        )
+        error.follows_another = failure is None
+        raise error from failure
 
 
 def _write(path: Path, content: bytes | bytearray) -> None:

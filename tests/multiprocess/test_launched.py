@@ -72,6 +72,10 @@ CAUSES = {
     "raise": (1, r"WorkerLost: worker {} \(.*\) failed: ArithmeticError: a fault"),
     "hook": (1, r"own hook: WorkerLost worker {} \(.*\) failed: ArithmeticError: a fault"),
     "thread": (1, r"WorkerLost: worker {} \(.*\) failed: ArithmeticError: a fault"),
+    "restore": (
+        1,
+        r"CheckpointError: worker {} could not restore it, so that no worker has: Arith",
+    ),
     "input": (1, r"InputFailed: The input of worker {} failed: ArithmeticError: a fault"),
 }
 

@@ -81,10 +81,12 @@ def on_all_workers(what: str, action: Callable[[], Result]) -> Result:
         raise failure
     for worker, text in enumerate(told):
         if text is not None:
-            raise CheckpointError(
-                f"{worker_name(worker)} could not {what}, so that no worker has: {text} "
-                "All workers have to see the same directory."
+            error = CheckpointError(
+                f"{worker_name(worker)} could not {what}, so that no worker has: "
+                f"{text.removesuffix('.')}. All workers must see the same directory."
             )
+            error.follows_another = True
+            raise error
     return cast(Result, result)
 
 

@@ -159,11 +159,13 @@ class Saving:
             if each is not None and each != DONE:
                 self.failed = True
                 cause = self._writing.surface() if self._writing is not None else None
-                raise SaveFailed(
+                error = SaveFailed(
                     f"{worker_name(worker)} could not write the checkpoint {each['path']}: "
                     f"{each['error']}. Earlier checkpoints are as they were; save again when the "
                     "reason is gone."
-                ) from cause
+                )
+                error.follows_another = worker != this_worker()
+                raise error from cause
 
 
 def finish_earlier(directory: Path) -> None:

@@ -33,8 +33,8 @@ from replicax.cluster._watchdog import Watchdog
 from replicax.cluster._wire import Wire
 from replicax.errors import (
     CollectiveMismatch,
-    InputFailed,
     ProgramMismatch,
+    ReplicaxError,
     StartFailed,
     WorkerLost,
 )
@@ -284,7 +284,8 @@ class Session:
         lost = isinstance(error, WorkerLost) and self._link.lost is not None
         summary = f"{type(error).__name__}: {error}".splitlines()[0][:2000].removesuffix(".")
         reason = f"failed: {summary}{where or place_of(error)}"
-        self._fail(reason, secondary=lost or isinstance(error, InputFailed))
+        follows = isinstance(error, ReplicaxError) and error.follows_another
+        self._fail(reason, secondary=lost or follows)
 
     def _fail(self, reason: str, secondary: bool) -> None:
         """Tell the others why this worker ends; they are not waited for."""

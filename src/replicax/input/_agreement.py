@@ -100,10 +100,12 @@ class AgreeingFeed(Feed):
     def _refuse_failures(self, offers: Sequence[dict[str, Any]]) -> None:
         for name, offer in zip(self._session.members.names, offers, strict=True):
             if "failure" in offer:
-                raise InputFailed(
+                error = InputFailed(
                     f"The input of {name} failed: {offer['failure']}. Its own traceback says "
                     "where; no worker can go on without it."
                 )
+                error.follows_another = True
+                raise error
 
     def _require_alike(self, offers: Sequence[dict[str, Any]]) -> None:
         kinds = {

@@ -50,11 +50,13 @@ def _by_one(save: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) 
         if failure is not None
     }
     if failures:
-        raise SaveFailed(
+        raised = SaveFailed(
             f"{type(callback).__name__} could not save to {_path(callback)!r}. "
             + "; ".join(f"{name}: {failure}" for name, failure in failures.items())
             + ". Give a path at which the first worker may write."
         )
+        raised.follows_another = True
+        raise raised
     if isinstance(callback, Checkpoint):
         callback.best = told[writer][1]  # who did not save has not compared
     return None

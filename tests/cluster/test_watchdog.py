@@ -10,6 +10,7 @@ from in_memory_cluster import InMemoryCluster, members
 from replicax.cluster import _watchdog
 from replicax.cluster._messages import Failed, Finished, Put, Report
 from replicax.cluster._progress import Progress, Waiting
+from replicax.cluster._reach import Reach
 from replicax.cluster._watchdog import Watchdog
 from replicax.errors import WorkerLost
 
@@ -24,9 +25,9 @@ class Bench:
             with self.progress.together("a step"):
                 pass
         self.link = cluster.links[0]
-        self.watchdog = Watchdog(
-            members(len(cluster.links)), self.link, self.progress, timeout_seconds=60
-        )
+        everyone = members(len(cluster.links))
+        self.reach = Reach(everyone, timeout_seconds=60)
+        self.watchdog = Watchdog(everyone, self.link, self.progress, 60, self.reach)
 
     def ends(self, worker: int, message: Finished | Failed) -> None:
         self.others[worker].send(message)

@@ -43,6 +43,23 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreached:
+    """A worker that does not accept a connection at this address."""
+
+    worker: int
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Whom a worker could not reach when it looked, in the collective of this number."""
+
+    number: int
+    unreached: tuple[Unreached, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a worker is doing, sent every second."""
 
@@ -51,6 +68,7 @@ class Report:
     waits: str | None
     seconds: float
     where: tuple[str, ...]
+    look: Look | None = None  # the last one, if it has had reason to look
 
 
 @dataclass(frozen=True, slots=True)

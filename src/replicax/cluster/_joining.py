@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
-import jax
-
 from replicax.cluster import _starting as starting
 from replicax.cluster._members import Members
 from replicax.cluster._messages import Unreached
@@ -53,7 +51,7 @@ def bring_together(
     run("joining JAX's service", lambda: starting.join_jax(members, coordinator))
     reach.learn(meet("telling the ports of Gloo", starting.listen_for_gloo(members, allowed)))
     _require_reach(reach, meet, "trying the ports of Gloo")
-    run("starting JAX's backend", jax.devices)
+    run("starting JAX's backend", starting.start_backend)
     with without_lines(b"[Gloo] Rank"):
         run("the first collective", starting.first_collective)
 

@@ -47,6 +47,8 @@ _FAREWELL_SECONDS = 2.0
 # How long a worker that failed on account of another lets that one end first, so that whoever has
 # started them sees the cause first.
 _CAUSE_SECONDS = 10.0
+# What any part of the start may take on busy machines if all workers are well.
+_LEAST_START_SECONDS = 10.0
 _SHOWN = 300  # characters of what differs
 _LONGEST_LINE = (
     50_000  # characters of a line of a program that are compared to show where it differs
@@ -267,12 +269,14 @@ class Session:
         """Run a part of the start that waits for all workers, for `timeout_seconds` at most."""
 
         def check(waiting: Waiting) -> None:
-            if self._watchdog.check(waiting):
+            well = self._watchdog.check(waiting)
+            seconds = time.monotonic() - waiting.since
+            if well and seconds > _LEAST_START_SECONDS:
                 raise StartFailed(
-                    f"{self.members.name} has waited {time.monotonic() - waiting.since:.0f} s in "
-                    f"{label}, and nobody is to blame: all workers are in it, and reach each "
-                    "other. If it may take that long, raise `timeout_seconds` of the "
-                    "`rx.experimental.CommunicationOptions` given to the strategy."
+                    f"{self.members.name} has waited {seconds:.0f} s in {label}. No worker is to "
+                    "blame: all are in it, and reach each other. If it may take that long, raise "
+                    "`timeout_seconds` of the `rx.experimental.CommunicationOptions` given to the "
+                    "strategy."
                 )
 
         try:

@@ -88,6 +88,11 @@ def listen_for_gloo(members: Members, allowed: PortRange | None) -> str | None:
     return None if port is None else str(Address(host, port))
 
 
+def start_backend() -> None:
+    """Have JAX look for devices, those of all workers: it waits for everybody to tell its own."""
+    jax.devices()
+
+
 def first_collective() -> None:
     """Run a program of all devices: those that cannot work together are found out by it."""
     devices = np.array(jax.devices())

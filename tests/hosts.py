@@ -10,6 +10,7 @@ import contextlib
 import heapq
 import ipaddress
 import itertools
+import json
 import os
 import random
 import selectors
@@ -20,10 +21,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import pytest
+from workers import Workers, running
 
 PORT = 2222  # of every worker, in TF_CONFIG
 
@@ -149,10 +152,14 @@ class Hosts:
     prefixes: list[list[str]]
     rules: Rules
 
-    @property
-    def workers(self) -> list[str]:
-        """The addresses of one worker per host."""
-        return [f"{address}:{PORT}" for address in self.addresses]
+    def run(self, arguments: Sequence[str], **environment: str) -> AbstractContextManager[Workers]:
+        """Start Python with `arguments` as a worker on each host."""
+        cluster = {"worker": [f"{address}:{PORT}" for address in self.addresses]}
+        tasks = [{"type": "worker", "index": index} for index in range(len(self.addresses))]
+        told = [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+        return running(
+            arguments, cluster=[{**each, **environment} for each in told], prefix=self.prefixes
+        )
 
 
 @contextlib.contextmanager

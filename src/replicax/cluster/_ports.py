@@ -75,18 +75,21 @@ class ReservedPort:
 
     def __init__(self, members: Members, allowed: PortRange | None) -> None:
         family, host = members.chief.resolve()
-        self._holder = socket.socket(family, socket.SOCK_STREAM)
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
-        shared = hasattr(socket, "SO_REUSEPORT")  # the service sets it too, and so may share
-        if shared:
-            for each in (self._holder, self._listener):
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        _bind_within(self._holder, host, allowed, members)
-        self.address = Address(host, self._holder.getsockname()[1])
-        if not shared:
-            self._holder.close()
-        self._listener.bind((host, self.address.port))
-        self._listener.listen(members.count)
+        with contextlib.ExitStack() as stack:  # closes them if it fails
+            self._holder, self._listener = (
+                stack.enter_context(socket.socket(family, socket.SOCK_STREAM)) for _ in range(2)
+            )
+            shared = hasattr(socket, "SO_REUSEPORT")  # the service sets it too, and so may share
+            if shared:
+                for each in (self._holder, self._listener):
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            _bind_within(self._holder, host, allowed, members)
+            self.address = Address(host, self._holder.getsockname()[1])
+            if not shared:
+                self._holder.close()
+            self._listener.bind((host, self.address.port))
+            self._listener.listen(members.count)
+            stack.pop_all()
 
     def stop_listening(self) -> None:
         """Leave connections to the service: it would get only some of them otherwise."""

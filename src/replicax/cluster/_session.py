@@ -36,6 +36,7 @@ from replicax.errors import (
     CollectiveMismatch,
     InputFailed,
     ProgramMismatch,
+    ReplicaxError,
     StartFailed,
     WorkerLost,
 )
@@ -281,8 +282,12 @@ class Session:
 
         try:
             self._run(label, program, check)
-        except jax.errors.JaxRuntimeError as error:
-            raise StartFailed(f"{self.members.name} failed in {label}: {error}") from None
+        except ReplicaxError:
+            raise
+        except Exception as error:
+            raise StartFailed(
+                f"{self.members.name} failed in {label}: {type(error).__name__}: {error}"
+            ) from error
 
     def _welcomed(self, deadline: float) -> str:
         told = False

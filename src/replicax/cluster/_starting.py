@@ -22,7 +22,9 @@ NOTICE_SECONDS = 5.0  # after which somebody who waits says for whom
 _RETRY_SECONDS = 0.1
 # JAX's service would end processes that do not report to it in time. Who is alive is watched here.
 _NO_HEARTBEAT_SECONDS = 10**7
-_NO_LIMIT_SECONDS = 10**7  # whoever calls has a limit; JAX's own would end the process
+# Whoever calls has a limit, and knows whom to blame; JAX's own would end the process.
+_NO_LIMIT_SECONDS = 10**7
+_NO_LIMIT_MINUTES = 10**5
 
 if "TF_CONFIG" in os.environ:  # this is going to be one of several workers
     _jax_compat.note_where_backend_starts()
@@ -61,6 +63,8 @@ def join_jax(members: Members, coordinator: str) -> None:
     jax.config.update("jax_enable_recoverability", True)
     # Its handler would take SIGTERM away from the program; see `rx.preemption`.
     jax.config.update("jax_enable_preemption_service", False)
+    for what in ("local", "global"):  # 2 and 5 minutes otherwise
+        jax.config.update(f"jax_cpu_get_{what}_topology_timeout_minutes", _NO_LIMIT_MINUTES)
     _reach_without_proxy(address)
     _known_bad.set_curing_flags()
     try:

@@ -51,7 +51,8 @@ class Watchdog:
         self._reach = reach
         self._closed = threading.Event()
         self._judged = 0.0  # when it was last found that all are at work
-        self._looking: tuple[int, float] | None = None  # in which collective, and since when
+        self._looking: int | None = None  # the collective in which workers look who reaches whom
+        self._looking_since = 0.0
         threading.Thread(target=self._watch, name="replicax-watchdog", daemon=True).start()
 
     def close(self) -> None:
@@ -68,7 +69,7 @@ class Watchdog:
             self.raise_loss(waiting.label, lost)
         if now - max(waiting.since, self._judged) <= self._timeout:
             return False
-        if self._looking is None:
+        if self._looking != self._progress.number:
             diagnosis = self._diagnosis(waiting)
             if diagnosis is not None:
                 raise WorkerLost(diagnosis)
@@ -133,8 +134,8 @@ class Watchdog:
         Every worker that has waited in vain looks by itself, and reports what it has seen.
         """
         number = self._progress.number
-        if self._looking is None or self._looking[0] != number:
-            self._looking = number, time.monotonic()
+        if self._looking != number:
+            self._looking, self._looking_since = number, time.monotonic()
             threading.Thread(
                 target=self._look, args=[number], name="replicax-look", daemon=True
             ).start()
@@ -146,11 +147,17 @@ class Watchdog:
             for worker, each in enumerate(known)
             if each.report and each.report.look and each.report.look.number == number
         }
-        late = time.monotonic() - self._looking[1] > self._reach.seconds + _LATE_SECONDS
-        if len(looks) < self._members.count and not late:
+        late = time.monotonic() - self._looking_since > self._reach.seconds + _LATE_SECONDS
+        ended = self._link.ended  # and finished: what they had to do for others is done
+        if len(looks.keys() | ended.keys()) < self._members.count and not late:
             return None
         self._looking = None
-        return [(worker, each) for worker, look in looks.items() for each in look.unreached]
+        return [
+            (worker, each)
+            for worker, look in looks.items()
+            for each in look.unreached
+            if each.worker not in ended
+        ]
 
     def _look(self, number: int) -> None:
         self._progress.look = Look(number, self._reach.look())

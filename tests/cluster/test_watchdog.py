@@ -151,15 +151,29 @@ def test_one_that_is_silent_is_named(bench, monkeypatch):
 
 def test_a_program_of_all_workers_may_take_long(bench):
     for worker in (1, 2):
-        bench.reports(worker, 3, look=Look(3, ()))
+        bench.reports(worker, 3, look=Look(3, 1, ()))
     assert not bench.check(waited=59)
     bench.check_until_judged()
     assert not bench.check(waited=61)  # which was found a moment ago, and is not asked again
 
 
+def test_workers_look_again_after_the_next_timeout(bench):
+    for worker in (1, 2):
+        bench.reports(worker, 3, look=Look(3, 1, ()))
+    bench.check_until_judged()
+    bench.watchdog._judged -= 61
+    assert not bench.check(waited=122)
+    time.sleep(0.1)
+    assert not bench.check(waited=122)  # what the others saw the first time does not count
+    bench.reports(1, 3, look=Look(3, 2, (Unreached(2, "10.0.0.3:4", "no answer"),)))
+    bench.reports(2, 3, look=Look(3, 2, ()))
+    with pytest.raises(WorkerLost, match="cannot reach worker 2's port"):
+        bench.check(waited=122)
+
+
 def test_workers_that_do_not_reach_each_other_are_named(bench):
-    bench.reports(1, 3, look=Look(3, (Unreached(2, "10.0.0.3:4", "no answer"),)))
-    bench.reports(2, 3, look=Look(3, (Unreached(1, "10.0.0.2:5", "no answer"),)))
+    bench.reports(1, 3, look=Look(3, 1, (Unreached(2, "10.0.0.3:4", "no answer"),)))
+    bench.reports(2, 3, look=Look(3, 1, (Unreached(1, "10.0.0.2:5", "no answer"),)))
     with pytest.raises(WorkerLost) as caught:
         bench.check_until_judged()
     assert str(caught.value) == (
@@ -176,7 +190,7 @@ def test_a_worker_that_this_one_does_not_reach_is_named(bench):
         port = free.getsockname()[1]
         bench.reach.learn([None, f"127.0.0.1:{port}", None])
         for worker in (1, 2):
-            bench.reports(worker, 3, look=Look(3, ()))
+            bench.reports(worker, 3, look=Look(3, 1, ()))
         with pytest.raises(WorkerLost, match=rf"worker 0 .* cannot reach worker 1's port .*{port}"):
             bench.check_until_judged()
 
@@ -184,7 +198,7 @@ def test_a_worker_that_this_one_does_not_reach_is_named(bench):
 def test_others_are_given_time_to_look_and_what_they_saw_before_does_not_count(bench, monkeypatch):
     bench.reach.seconds = 0.3
     monkeypatch.setattr(_watchdog, "_LATE_SECONDS", 0.2)
-    bench.reports(1, 3, look=Look(2, (Unreached(2, "10.0.0.3:4", "no answer"),)))
+    bench.reports(1, 3, look=Look(2, 1, (Unreached(2, "10.0.0.3:4", "no answer"),)))
     bench.reports(2, 3)
     started = time.monotonic()
     bench.check_until_judged()
@@ -194,7 +208,7 @@ def test_others_are_given_time_to_look_and_what_they_saw_before_does_not_count(b
 def test_one_that_has_finished_need_not_be_reached(bench):
     bench.reports(2, 3)
     bench.ends(2, Finished(3))
-    bench.reports(1, 3, look=Look(3, (Unreached(2, "10.0.0.3:4", "Connection refused"),)))
+    bench.reports(1, 3, look=Look(3, 1, (Unreached(2, "10.0.0.3:4", "Connection refused"),)))
     bench.check_until_judged()
 
 
@@ -208,9 +222,10 @@ def test_what_comes_by_the_hub_needs_no_look(bench):
 def test_a_failure_may_have_been_the_network(bench):
     waiting = Waiting("a step", time.monotonic())
     for worker in (1, 2):
-        bench.reports(worker, 3, look=Look(3, ()))
+        bench.reports(worker, 3, look=Look(3, 1, ()))
     bench.watchdog.look_around(waiting, ValueError("Gloo"))
-    bench.reports(1, 3, look=Look(3, (Unreached(2, "10.0.0.3:4", "no answer"),)))
+    bench.reports(1, 3, look=Look(3, 2, (Unreached(2, "10.0.0.3:4", "no answer"),)))
+    bench.reports(2, 3, look=Look(3, 2, ()))
     with pytest.raises(WorkerLost, match=r"worker 1 .* cannot reach worker 2") as caught:
         bench.watchdog.look_around(waiting, ValueError("Gloo"))
     assert isinstance(caught.value.__cause__, ValueError)

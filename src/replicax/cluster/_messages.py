@@ -53,9 +53,13 @@ class Unreached:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Whom a worker could not reach when it looked, in the collective of this number."""
+    """Whom a worker could not reach when it looked, in the collective of this number.
+
+    `round` is 1 for the first look in it, 2 for one after another `timeout_seconds`, and so on.
+    """
 
     number: int
+    round: int
     unreached: tuple[Unreached, ...]
 
 

@@ -53,6 +53,7 @@ class Watchdog:
         self._judged = 0.0  # when it was last found that all are at work
         self._looking: int | None = None  # the collective in which workers look who reaches whom
         self._looking_since = 0.0
+        self._round = 0  # how often they have, in the same collective
         threading.Thread(target=self._watch, name="replicax-watchdog", daemon=True).start()
 
     def close(self) -> None:
@@ -136,16 +137,19 @@ class Watchdog:
         number = self._progress.number
         if self._looking != number:
             self._looking, self._looking_since = number, time.monotonic()
+            last = self._progress.look
+            self._round = last.round + 1 if last is not None and last.number == number else 1
             threading.Thread(
-                target=self._look, args=[number], name="replicax-look", daemon=True
+                target=self._look, args=[number, self._round], name="replicax-look", daemon=True
             ).start()
             return None
         state = self._link.state(_ANSWER_SECONDS)
         known = () if state is None else state.workers
         looks = {
-            worker: each.report.look
+            worker: look
             for worker, each in enumerate(known)
-            if each.report and each.report.look and each.report.look.number == number
+            if each.report is not None and (look := each.report.look) is not None
+            if look.number == number and look.round >= self._round
         }
         late = time.monotonic() - self._looking_since > self._reach.seconds + _LATE_SECONDS
         ended = self._link.ended  # and finished: what they had to do for others is done
@@ -159,8 +163,8 @@ class Watchdog:
             if each.worker not in ended
         ]
 
-    def _look(self, number: int) -> None:
-        self._progress.look = Look(number, self._reach.look())
+    def _look(self, number: int, round_: int) -> None:
+        self._progress.look = Look(number, round_, self._reach.look())
         self._link.send(self._progress.report())
 
     def _require_reach(

@@ -78,6 +78,15 @@ def test_listening_ports_are_found(taken):
         assert bound.getsockname()[1] not in listening_ports(HOST)
 
 
+def test_listening_ports_of_ipv6():
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with listener:
+        assert listener.getsockname()[1] in listening_ports("::1")
+
+
 def test_the_port_of_what_begins_to_listen_is_found():
     made, port = listen_within(Listening, HOST, None)
     assert port == made.port

@@ -93,6 +93,16 @@ def test_a_cut_cable_ends_both():
         assert float(said[1]) - cut < 40
 
 
+def test_a_host_that_is_cut_off_from_the_start_is_named():
+    with hosts(3) as network:
+        network.rules.cut_pair(1, 0)
+        network.rules.cut_pair(1, 2)
+        with training(network, 1) as group:
+            ended = group.wait(START + TIMEOUT)
+    require_failed([ended[0], ended[2]], "StartFailed", r"waits for worker 1 \(10.77.0.2:2222\)")
+    require_failed([ended[1]], "StartFailed", r"not reach worker 0 \(10.77.0.1:2222\)")
+
+
 # Workers that reach the first one, and not each other.
 
 

@@ -131,7 +131,8 @@ class Session:
         except BaseException as error:
             self._say_farewell(error)
             self._watchdog.close()
-            if self._hub is not None:
+            # Otherwise it tells this worker at exit when the cause is gone; see `_leave`.
+            if self._hub is not None and not self._secondary:
                 self._hub.close()
             raise
         finally:

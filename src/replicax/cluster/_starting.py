@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,10 +87,28 @@ def join_jax(members: Members, coordinator: str) -> None:
 
 def listen_for_gloo(members: Members, allowed: PortRange | None) -> str | None:
     """Have Gloo listen; return where, or None if that cannot be found out."""
-    host = members.address.resolve()[1]
-    collectives, port = listen_within(lambda: _jax_compat.make_cpu_collectives(host), host, allowed)
+
+    def make() -> Any:
+        try:
+            return _jax_compat.make_cpu_collectives(host)
+        except RuntimeError as error:
+            raise _cannot_listen(members, error) from None
+
+    try:
+        host = members.address.resolve()[1]
+    except OSError as error:
+        raise _cannot_listen(members, error) from None
+    collectives, port = listen_within(make, host, allowed)
     _jax_compat.use_cpu_collectives(collectives)
     return None if port is None else str(Address(host, port))
+
+
+def _cannot_listen(members: Members, error: Exception) -> StartFailed:
+    return StartFailed(
+        f"{members.describe(members.index)} cannot listen there for the collectives of CPUs: "
+        f"{error}. In the cluster specification, give it an address of its own machine, at which "
+        "the other workers reach it."
+    )
 
 
 def start_backend() -> None:

@@ -39,6 +39,14 @@ class Workers:
     def output(self, worker: int) -> str:
         return self.outputs[worker].read_text(errors="replace")
 
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Until all have written a text."""
+        deadline = time.monotonic() + seconds
+        everyone = range(len(self.processes))
+        while not all(text in self.output(worker) for worker in everyone):
+            assert time.monotonic() < deadline, [self.output(worker) for worker in everyone]
+            time.sleep(0.05)
+
     def wait(self, seconds: float, but: int | None = None) -> list[Ended]:
         """Until all (`but` one) have ended, so long at most; who has not is killed: no code."""
         deadline = time.monotonic() + seconds

@@ -83,14 +83,23 @@ def backend_started_at() -> str:
     return "".join(_started_at)
 
 
-def set_cpu_collectives_host(host: str) -> None:
-    """Makes Gloo listen on `host`, an address of this machine; before the backend is started.
+def make_cpu_collectives(host: str) -> Any:
+    """Have Gloo listen on `host`, an address of this machine; after `jax.distributed.initialize`.
 
     Why: it listens on the address of the machine's own name, which on a loopback cluster is more
     than it should, and in a container or a network namespace may be one that nobody can reach.
-    JAX has the parameter, and no setting for it.
+    JAX has the parameter, and no setting for it. It listens from now on, and connects to nobody
+    before the first collective.
     """
-    _xla_bridge.register_backend_factory("cpu", functools.partial(_cpu_client_on, host), priority=0)
+    return _jax.make_gloo_tcp_collectives(
+        distributed_client=_distributed.global_state.client, hostname=host
+    )
+
+
+def use_cpu_collectives(collectives: Any) -> None:
+    """Have the CPU backend use these collectives; before it is started."""
+    factory = functools.partial(_xla_bridge.make_cpu_client, collectives)
+    _xla_bridge.register_backend_factory("cpu", factory, priority=0)
 
 
 @contextlib.contextmanager
@@ -133,13 +142,6 @@ def _noting_cpu_client() -> Any:
     stack = [f for f in traceback.extract_stack() if not any(part in f.filename for part in own)]
     _started_at[:] = traceback.format_list(stack[-2:])
     return _xla_bridge.make_cpu_client()
-
-
-def _cpu_client_on(host: str) -> Any:
-    collectives = _jax.make_gloo_tcp_collectives(
-        distributed_client=_distributed.global_state.client, hostname=host
-    )
-    return _xla_bridge.make_cpu_client(collectives)
 
 
 def derivative_rules(parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:

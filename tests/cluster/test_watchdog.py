@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
 from in_memory_cluster import InMemoryCluster, members
 
 from replicax.cluster import _watchdog
-from replicax.cluster._messages import Failed, Finished, Put, Report
+from replicax.cluster._messages import Failed, Finished, Look, Put, Report, Unreached
 from replicax.cluster._progress import Progress, Waiting
+from replicax.cluster._reach import Reach
 from replicax.cluster._watchdog import Watchdog
 from replicax.errors import WorkerLost
 
@@ -24,9 +26,9 @@ class Bench:
             with self.progress.together("a step"):
                 pass
         self.link = cluster.links[0]
-        self.watchdog = Watchdog(
-            members(len(cluster.links)), self.link, self.progress, timeout_seconds=60
-        )
+        everyone = members(len(cluster.links))
+        self.reach = Reach(everyone, timeout_seconds=60)
+        self.watchdog = Watchdog(everyone, self.link, self.progress, 60, self.reach)
 
     def ends(self, worker: int, message: Finished | Failed) -> None:
         self.others[worker].send(message)
@@ -34,14 +36,23 @@ class Bench:
             time.sleep(0.001)
         self.link.ended_at -= 10  # long ago
 
-    def reports(self, worker: int, number: int, label: str = "a step") -> None:
-        self.others[worker].send(Report(number, label, None, 0.0, ("data.py:31 in decode",)))
+    def reports(
+        self, worker: int, number: int, label: str = "a step", look: Look | None = None
+    ) -> None:
+        where = ("data.py:31 in decode",)
+        self.others[worker].send(Report(number, label, None, 0.0, where, look))
 
     def require_all(self, topic: str | None = None) -> None:
         self.watchdog.require_all(Waiting("a step", time.monotonic(), topic))
 
-    def check(self, waited: float = 30, topic: str | None = None) -> None:
-        self.watchdog.check(Waiting("a step", time.monotonic() - waited, topic))
+    def check(self, waited: float = 30, topic: str | None = None) -> bool:
+        return self.watchdog.check(Waiting("a step", time.monotonic() - waited, topic))
+
+    def check_until_judged(self) -> None:
+        deadline = time.monotonic() + 10
+        while not self.check(waited=61):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 @pytest.fixture
@@ -140,9 +151,84 @@ def test_one_that_is_silent_is_named(bench, monkeypatch):
 
 def test_a_program_of_all_workers_may_take_long(bench):
     for worker in (1, 2):
-        bench.reports(worker, 3)
-    bench.check(waited=61)
-    bench.check(waited=61)  # which was found a moment ago, and is not asked again
+        bench.reports(worker, 3, look=Look(3, 1, ()))
+    assert not bench.check(waited=59)
+    bench.check_until_judged()
+    assert not bench.check(waited=61)  # which was found a moment ago, and is not asked again
+
+
+def test_workers_look_again_after_the_next_timeout(bench):
+    for worker in (1, 2):
+        bench.reports(worker, 3, look=Look(3, 1, ()))
+    bench.check_until_judged()
+    bench.watchdog._judged -= 61
+    assert not bench.check(waited=122)
+    time.sleep(0.1)
+    assert not bench.check(waited=122)  # what the others saw the first time does not count
+    bench.reports(1, 3, look=Look(3, 2, (Unreached(2, "10.0.0.3:4", "no answer"),)))
+    bench.reports(2, 3, look=Look(3, 2, ()))
+    with pytest.raises(WorkerLost, match="cannot reach worker 2's port"):
+        bench.check(waited=122)
+
+
+def test_workers_that_do_not_reach_each_other_are_named(bench):
+    bench.reports(1, 3, look=Look(3, 1, (Unreached(2, "10.0.0.3:4", "no answer"),)))
+    bench.reports(2, 3, look=Look(3, 1, (Unreached(1, "10.0.0.2:5", "no answer"),)))
+    with pytest.raises(WorkerLost) as caught:
+        bench.check_until_judged()
+    assert str(caught.value) == (
+        "worker 0 has waited 61 s in a step (collective 3), and some workers do not reach each "
+        "other: worker 1 (10.0.0.1:1001) cannot reach worker 2's port 10.0.0.3:4 (no answer); "
+        "worker 2 (10.0.0.1:1002) cannot reach worker 1's port 10.0.0.2:5 (no answer). Look at the "
+        "network between them."
+    )
+
+
+def test_a_worker_that_this_one_does_not_reach_is_named(bench):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        bench.reach.learn([None, f"127.0.0.1:{port}", None])
+        for worker in (1, 2):
+            bench.reports(worker, 3, look=Look(3, 1, ()))
+        with pytest.raises(WorkerLost, match=rf"worker 0 .* cannot reach worker 1's port .*{port}"):
+            bench.check_until_judged()
+
+
+def test_others_are_given_time_to_look_and_what_they_saw_before_does_not_count(bench, monkeypatch):
+    bench.reach.seconds = 0.3
+    monkeypatch.setattr(_watchdog, "_LATE_SECONDS", 0.2)
+    bench.reports(1, 3, look=Look(2, 1, (Unreached(2, "10.0.0.3:4", "no answer"),)))
+    bench.reports(2, 3)
+    started = time.monotonic()
+    bench.check_until_judged()
+    assert time.monotonic() - started > 0.5
+
+
+def test_one_that_has_finished_need_not_be_reached(bench):
+    bench.reports(2, 3)
+    bench.ends(2, Finished(3))
+    bench.reports(1, 3, look=Look(3, 1, (Unreached(2, "10.0.0.3:4", "Connection refused"),)))
+    bench.check_until_judged()
+
+
+def test_what_comes_by_the_hub_needs_no_look(bench):
+    bench.link.send(Put("topic", "0"))
+    for worker in (1, 2):
+        bench.others[worker].send(Put("topic", str(worker)))
+    assert bench.check(waited=61, topic="topic")
+
+
+def test_a_failure_may_have_been_the_network(bench):
+    waiting = Waiting("a step", time.monotonic())
+    for worker in (1, 2):
+        bench.reports(worker, 3, look=Look(3, 1, ()))
+    bench.watchdog.look_around(waiting, ValueError("Gloo"))
+    bench.reports(1, 3, look=Look(3, 2, (Unreached(2, "10.0.0.3:4", "no answer"),)))
+    bench.reports(2, 3, look=Look(3, 2, ()))
+    with pytest.raises(WorkerLost, match=r"worker 1 .* cannot reach worker 2") as caught:
+        bench.watchdog.look_around(waiting, ValueError("Gloo"))
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_a_judge_that_ends_while_it_is_asked_has_said_why(bench, monkeypatch):

@@ -1,74 +1,46 @@
-"""Two workers on two addresses, each in a network of its own that a cable connects."""
+"""Workers on hosts of their own, and what may happen to the network between them."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from workers import Workers, running
+from hosts import PORT, Hosts, hosts
+from workers import Ended
 
 PROGRAM = "tests/multiprocess/faulty_training.py"
-ADDRESSES = ["10.77.0.1", "10.77.0.2"]
+TIMEOUT = 5.0
+# What workers need to start, on two busy cores.
+START = 60.0
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
+def training(network: Hosts, steps: int, timeout: float = TIMEOUT, **environment: str):
+    arguments = [PROGRAM, "nothing", "0", "0", str(timeout), str(steps)]
+    return network.run(arguments, **environment)
 
 
-@pytest.fixture(scope="module")
-def networks() -> Iterator[list[str]]:
-    """The names of two network namespaces that are connected."""
-    if shutil.which("ip") is None:
-        pytest.skip("needs `ip` (Debian: iproute2)")
-    names = [f"replicax{os.getpid()}{side}" for side in "ab"]
-    made: list[str] = []
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-                made.append(name)
-            ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable",
-               "netns", names[1])  # fmt: skip
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
-        for name, address in zip(names, ADDRESSES, strict=True):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", "cable", "up")
-        yield names
-    finally:
-        for name in made:
-            ip("netns", "delete", name)
+def require_trained(ended: list[Ended]) -> None:
+    assert [each.code for each in ended] == [0] * len(ended), [each.output for each in ended]
+    weights = [re.findall(r"weight \[.*\]", each.output) for each in ended]
+    assert len(weights[0]) == 1
+    assert weights == [weights[0]] * len(ended)
 
 
-def training(networks: list[str], *arguments: str):
-    addresses = [f"{address}:2222" for address in ADDRESSES]
-    return running(
-        [PROGRAM, *arguments],
-        cluster=[
-            {
-                "TF_CONFIG": json.dumps(
-                    {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-                )
-            }
-            for index in range(2)
-        ],
-        prefix=[["ip", "netns", "exec", name] for name in networks],
-    )
+def require_failed(ended: list[Ended], error: str, *patterns: str) -> None:
+    """All have ended by an exception of this kind, never by a signal, and name the culprits."""
+    for each in ended:
+        assert each.code == 1, each.output
+        assert f"replicax.errors.{error}: " in each.output
+        for pattern in patterns:
+            assert re.search(pattern, each.output), each.output
 
 
-def wait_for(text: str, group: Workers, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not all(text in group.output(worker) for worker in range(2)):
-        assert time.monotonic() < deadline, [group.output(worker) for worker in range(2)]
-        time.sleep(0.05)
+def cannot_reach(worker: int, other: int) -> str:
+    """A pattern of what is said of a worker that does not reach another one's port."""
+    described = rf"worker {worker} \(10\.77\.0\.{worker + 1}:{PORT}\)"
+    return rf"{described} cannot reach worker {other}'s port 10\.77\.0\.{other + 1}:\d+ \(no answer"
 
 
 def listening(process: int) -> set[str]:
@@ -89,31 +61,124 @@ def listening(process: int) -> set[str]:
     return found
 
 
-def test_workers_train_and_listen_on_the_named_addresses_only(networks):
-    with training(networks, "nothing", "0", "0", "60", "12") as group:
-        wait_for("step 1\n", group)
+def test_workers_train_and_listen_on_the_named_addresses_only():
+    with hosts(2) as network, training(network, 12, timeout=60) as group:
+        group.wait_for("step 1\n")
         for worker, process in enumerate(group.processes):
-            assert listening(process.pid) <= {ADDRESSES[worker], "127.0.0.1"}
-        ended = group.wait(60)
-    assert [each.code for each in ended] == [0, 0], [each.output for each in ended]
-    weights = [re.search(r"weight \[.*\]", each.output) for each in ended]
-    assert weights[0] is not None
-    assert weights[1] is not None
-    assert weights[0][0] == weights[1][0]
+            assert listening(process.pid) <= {network.addresses[worker], "127.0.0.1"}
+        require_trained(group.wait(START))
 
 
 @pytest.mark.slow
-def test_a_cut_cable_ends_both(networks):
-    with training(networks, "nothing", "0", "0", "120", "100000") as group:
-        wait_for("step 2\n", group)
-        ip("-n", networks[0], "link", "set", "cable", "down")
+def test_a_slow_network_that_loses_packets_is_no_failure():
+    with hosts(3) as network:
+        network.rules.delay_ms, network.rules.jitter_ms, network.rules.loss = 20, 10, 0.03
+        with training(network, 5, timeout=30) as group:
+            require_trained(group.wait(3 * START))
+
+
+@pytest.mark.slow
+def test_a_cut_cable_ends_both():
+    with hosts(2) as network, training(network, 100_000, timeout=120) as group:
+        group.wait_for("step 2\n")
+        network.rules.cut_pair(0, 1)
         cut = time.time()
         ended = group.wait(70)
-        ip("-n", networks[0], "link", "set", "cable", "up")
     for worker, each in enumerate(ended):
         assert each.code == 1, each.output
-        assert f"replicax.errors.WorkerLost: worker {1 - worker} " in each.output
+        lost = (
+            rf"replicax\.errors\.WorkerLost: worker {1 - worker} \(.*\) cannot be reached any more"
+        )
+        assert re.search(lost, each.output), each.output
+        assert "killed" not in each.output
         said = re.search(r"^lost at ([\d.]+)$", each.output, re.MULTILINE)
         assert said is not None
         # Long before the time-out: a machine that does not answer is no slow program.
         assert float(said[1]) - cut < 40
+
+
+def test_a_host_that_is_cut_off_from_the_start_is_named():
+    with hosts(3) as network:
+        network.rules.cut_pair(1, 0)
+        network.rules.cut_pair(1, 2)
+        with training(network, 1) as group:
+            ended = group.wait(START + TIMEOUT)
+    require_failed([ended[0], ended[2]], "StartFailed", r"waits for worker 1 \(10.77.0.2:2222\)")
+    require_failed([ended[1]], "StartFailed", r"not reach worker 0 \(10.77.0.1:2222\)")
+
+
+# Workers that reach the first one, and not each other.
+
+
+def test_two_workers_that_do_not_reach_each_other_are_named_before_they_wait():
+    with hosts(3) as network:
+        network.rules.cut_pair(1, 2)
+        with training(network, 1) as group:
+            ended = group.wait(START + TIMEOUT)
+    require_failed(ended, "StartFailed", cannot_reach(1, 2), cannot_reach(2, 1), "REPLICAX_PORTS")
+
+
+def test_two_workers_that_do_not_reach_each_other_any_more_are_named():
+    with hosts(3) as network, training(network, 100_000) as group:
+        group.wait_for("step 2\n")
+        network.rules.cut_pair(1, 2)
+        ended = group.wait(6 * TIMEOUT)
+    require_failed(ended, "WorkerLost", cannot_reach(1, 2), cannot_reach(2, 1))
+
+
+# Firewalls.
+
+
+def test_the_port_of_jax_is_closed():
+    with hosts(2) as network:
+        network.rules.open_ports[0] = {PORT}
+        with training(network, 1) as group:
+            ended = group.wait(START + TIMEOUT)
+    require_failed(ended, "StartFailed", cannot_reach(1, 0))
+
+
+def test_the_port_of_gloo_is_closed():
+    with hosts(3) as network:
+        network.rules.open_ports[2] = {PORT}
+        with training(network, 1) as group:
+            ended = group.wait(START + TIMEOUT)
+    require_failed(ended, "StartFailed", cannot_reach(0, 2), cannot_reach(1, 2))
+
+
+def test_ports_can_be_chosen():
+    with hosts(2) as network:
+        network.rules.open_ports = {host: {PORT, *range(40000, 40020)} for host in range(2)}
+        with training(network, 3, timeout=30, REPLICAX_PORTS="40000-40019") as group:
+            require_trained(group.wait(START))
+
+
+# A cut while the workers join.
+
+
+@pytest.mark.parametrize(
+    ("part", "label", "cut"),
+    [
+        ("join_jax", "joining JAX's service", "host"),
+        pytest.param(
+            "listen_for_gloo", "telling the ports of Gloo", "host", marks=pytest.mark.slow
+        ),
+        ("start_backend", "starting JAX's backend", "host"),
+        pytest.param("first_collective", "the first collective", "host", marks=pytest.mark.slow),
+        ("first_collective", "the first collective", "pair"),
+    ],
+)
+def test_a_cut_while_the_workers_join(tmp_path, part, label, cut):
+    gate = tmp_path / "gate"
+    arguments = ["tests/multiprocess/joining.py", part, str(TIMEOUT), str(gate)]
+    with hosts(3) as network, network.run(arguments) as group:
+        group.wait_for("held")
+        network.rules.cut_pair(1, 2)
+        if cut == "host":
+            network.rules.cut_pair(1, 0)
+        gate.touch()
+        ended = group.wait(START)
+    if cut == "pair":
+        require_failed(ended, "WorkerLost", label, cannot_reach(1, 2), cannot_reach(2, 1))
+    else:
+        require_failed([ended[0], ended[2]], "WorkerLost", label, r"worker 1 \(10.77.0.2:2222\)")
+        require_failed([ended[1]], "WorkerLost", label, r"worker 0 \(10.77.0.1:2222\)")

@@ -188,12 +188,28 @@ def test_an_address_of_another_machine():
     assert "Its task index belongs to another one" in failure(ended)
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+def test_an_address_at_which_another_worker_cannot_listen(host):
+    addresses = [*on_loopback(1), f"{host}:2222"]
+    first, second = start([told(0, addresses), told(1, addresses)], timeout=20)
+    expected = f"worker 1 ({host}:2222) cannot listen there for the collectives of CPUs"
+    assert failure(second).startswith(expected)
+    assert expected in failure(first)
+    assert first.seconds < second.seconds + 8  # the cause is gone, and known to be
+
+
 def test_a_worker_that_is_missing_is_named_by_all():
     addresses = on_loopback(3)
     first, second = start([told(0, addresses), told(1, addresses)], timeout=7)
     for each in (first, second):  # of whom one gives up first, and the other says so
         assert f"still waits for worker 2 ({addresses[2]})" in failure(each)
     assert "replicax: worker 0 waits for worker 2" in first.output
+
+
+def test_a_start_that_comes_to_nothing_ends(tmp_path):
+    arguments = ["tests/multiprocess/joining.py", "start_backend", "4", str(tmp_path / "never")]
+    for each in run(arguments, 60):
+        assert re.search(r"waited 1\d s in starting JAX's backend\. No worker is to", failure(each))
 
 
 def test_two_processes_of_one_index_and_other_clusters_are_turned_away():

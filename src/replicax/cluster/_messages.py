@@ -43,6 +43,27 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreached:
+    """A worker that does not accept a connection at this address."""
+
+    worker: int
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Whom a worker could not reach when it looked, in the collective of this number.
+
+    `round` is 1 for the first look in it, 2 for one after another `timeout_seconds`, and so on.
+    """
+
+    number: int
+    round: int
+    unreached: tuple[Unreached, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a worker is doing, sent every second."""
 
@@ -51,6 +72,7 @@ class Report:
     waits: str | None
     seconds: float
     where: tuple[str, ...]
+    look: Look | None = None  # the last one, if it has had reason to look
 
 
 @dataclass(frozen=True, slots=True)

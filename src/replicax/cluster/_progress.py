@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import final
 from weakref import WeakSet
 
-from replicax.cluster._messages import Report
+from replicax.cluster._messages import Look, Report
 
 _FRAMES = 3  # of the stack, in reports
 _LABEL = 2000  # characters of a label
@@ -52,6 +52,7 @@ class Progress:
         self._main = threading.main_thread().ident or 0
         self.number = 0
         self.label = "the start"
+        self.look: Look | None = None  # at whom this worker reaches
         self._waiting: Waiting | None = None
         self._element_since: float | None = None
         self._reader: threading.Thread | None = None
@@ -115,6 +116,7 @@ class Progress:
             waits=None if waiting is None else waiting.label,
             seconds=0.0 if waiting is None else time.monotonic() - waiting.since,
             where=tuple(self._where()),
+            look=self.look,
         )
 
     def _where(self) -> list[str]:

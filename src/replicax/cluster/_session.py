@@ -6,7 +6,6 @@ import atexit
 import hashlib
 import itertools
 import os
-import socket
 import sys
 import threading
 import time
@@ -21,11 +20,13 @@ from replicax.cluster import _starting as starting
 from replicax.cluster._forking import hold_until_exit
 from replicax.cluster._hub import Hub
 from replicax.cluster._hub_service import HubService
+from replicax.cluster._joining import bring_together
 from replicax.cluster._link import Link
 from replicax.cluster._members import Members
 from replicax.cluster._messages import Failed, Finished, TakeLeave
+from replicax.cluster._ports import PortRange, ReservedPort
 from replicax.cluster._progress import Progress, Waiting
-from replicax.cluster._quiet import without_lines
+from replicax.cluster._reach import Reach
 from replicax.cluster._runner import Result, Runner
 from replicax.cluster._starting import NOTICE_SECONDS
 from replicax.cluster._uncaught import Uncaught, place_of
@@ -46,6 +47,8 @@ _FAREWELL_SECONDS = 2.0
 # How long a worker that failed on account of another lets that one end first, so that whoever has
 # started them sees the cause first.
 _CAUSE_SECONDS = 10.0
+# What any part of the start may take on busy machines if all workers are well.
+_LEAST_START_SECONDS = 10.0
 _SHOWN = 300  # characters of what differs
 _LONGEST_LINE = (
     50_000  # characters of a line of a program that are compared to show where it differs
@@ -107,27 +110,29 @@ class Session:
         self._process = os.getpid()
         starting.require_fresh_jax()
         starting.require_addresses(members)
+        allowed = PortRange.from_environment()
         deadline = time.monotonic() + timeout_seconds
         self._hub: HubService | None = None
-        reserved: socket.socket | None = None
+        reserved: ReservedPort | None = None
         if members.index == 0:
             listener = starting.listen(members)
-            reserved, coordinator = starting.reserve_port(members.chief)
-            self._hub = HubService(Hub(members, coordinator), listener)
+            reserved = ReservedPort(members, allowed)
+            self._hub = HubService(Hub(members, str(reserved.address)), listener)
         connection = starting.connect(members, deadline, self._say)
         hold_until_exit(connection)
         self._link = Link(Wire(connection), members)
         self._runner = Runner()
-        self._watchdog = Watchdog(members, self._link, self.progress, timeout_seconds)
+        reach = Reach(members, timeout_seconds)
+        self._watchdog = Watchdog(members, self._link, self.progress, timeout_seconds, reach)
         atexit.register(self._leave)  # after JAX has registered its own end, so before that comes
         try:
-            starting.join_jax(members, self._welcomed(deadline), deadline)
-            with without_lines(b"[Gloo] Rank"):
-                self.run("the first collective", starting.first_collective())
+            coordinator = self._welcomed(deadline)
+            bring_together(members, coordinator, reserved, allowed, reach, self.meet, self._start)
         except BaseException as error:
             self._say_farewell(error)
             self._watchdog.close()
-            if self._hub is not None:
+            # Otherwise it tells this worker at exit when the cause is gone; see `_leave`.
+            if self._hub is not None and not self._secondary:
                 self._hub.close()
             raise
         finally:
@@ -154,7 +159,7 @@ class Session:
                 topic,
                 label,
                 {"label": label, "value": value},
-                lambda: self._watchdog.check(waiting),
+                lambda: self._check(waiting),
             )
         labels = [item["label"] for item in brought]
         if len(set(labels)) > 1:
@@ -203,23 +208,39 @@ class Session:
                 raise Closed
             waiting = self.progress.waiting
             if waiting is not None and waiting.topic == topic:
-                self._watchdog.check(waiting)
+                self._check(waiting)
 
         with self.progress.for_input(topic):
             return self._link.exchange(topic, "the input of a step", value, check)
 
     def run(self, label: str, program: Callable[[], Result]) -> Result:
         """What a program returns that all workers run; a failure of it names the culprit."""
-        try:
-            with self.progress.together(label) as waiting:
+        return self._run(label, program, self._check)
+
+    def _run(
+        self, label: str, program: Callable[[], Result], check: Callable[[Waiting], None]
+    ) -> Result:
+        with self.progress.together(label) as waiting:
+            try:
                 self._require_all(waiting)
-                return self._runner.run(program, lambda: self._watchdog.check(waiting))
-        except BaseException as error:
-            if self._runner.busy:  # it goes on without this worker having its results
-                self._left_behind = label
-            if "gloo" not in str(error).lower() or self._link.wait_for_loss(_NEWS_SECONDS) is None:
-                raise
-            self._watchdog.raise_loss(label, list(self._link.ended), error)
+                return self._runner.run(program, lambda: check(waiting))
+            except BaseException as error:
+                if self._runner.busy:  # it goes on without this worker having its results
+                    self._left_behind = label
+                if "gloo" not in str(error).lower():
+                    raise
+                if self._link.wait_for_loss(_NEWS_SECONDS) is None:
+                    self._watchdog.look_around(waiting, error)
+                    raise
+                self._watchdog.raise_loss(label, list(self._link.ended), error)
+
+    def _check(self, waiting: Waiting) -> None:
+        """Raise `WorkerLost` if it is waited for in vain; say now and then that it goes on."""
+        if self._watchdog.check(waiting):
+            self._say(
+                f"has waited {time.monotonic() - waiting.since:.0f} s in {waiting.label} "
+                f"(collective {self.progress.number}), as all workers have, and waits on"
+            )
 
     def _require_all(self, waiting: Waiting) -> None:
         """Raise `WorkerLost` if this worker, or one that it needs, cannot take part any more."""
@@ -242,9 +263,32 @@ class Session:
     def stop_requested(self) -> bool:
         """Whether all workers stop at this question; see `rx.preemption.requested`."""
         with self.progress.together("asking whether to stop") as waiting:
-            return self._link.agreed_stop.asked(lambda: self._watchdog.check(waiting))
+            return self._link.agreed_stop.asked(lambda: self._check(waiting))
 
     # Coming together.
+
+    def _start(self, label: str, program: Callable[[], Any]) -> None:
+        """Run a part of the start that waits for all workers, for `timeout_seconds` at most."""
+
+        def check(waiting: Waiting) -> None:
+            well = self._watchdog.check(waiting)
+            seconds = time.monotonic() - waiting.since
+            if well and seconds > _LEAST_START_SECONDS:
+                raise StartFailed(
+                    f"{self.members.name} has waited {seconds:.0f} s in {label}. No worker is to "
+                    "blame: all are in it, and reach each other. If it may take that long, raise "
+                    "`timeout_seconds` of the `rx.experimental.CommunicationOptions` given to the "
+                    "strategy."
+                )
+
+        try:
+            self._run(label, program, check)
+        except ReplicaxError:
+            raise
+        except Exception as error:
+            raise StartFailed(
+                f"{self.members.name} failed in {label}: {type(error).__name__}: {error}"
+            ) from error
 
     def _welcomed(self, deadline: float) -> str:
         told, turned_away = False, None

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax_compat, _known_bad
 from replicax.cluster._members import Address, Members
+from replicax.cluster._ports import PortRange, listen_within
 from replicax.cluster._relay import Relay
 from replicax.errors import StartFailed
 
@@ -23,7 +25,9 @@ NOTICE_SECONDS = 5.0  # after which somebody who waits says for whom
 _RETRY_SECONDS = 0.1
 # JAX's service would end processes that do not report to it in time. Who is alive is watched here.
 _NO_HEARTBEAT_SECONDS = 10**7
-_NO_LIMIT_SECONDS = 10**7  # an int for JAX, which has no infinity
+# Whoever calls has a limit, and knows whom to blame; JAX's own would end the process.
+_NO_LIMIT_SECONDS = 10**7
+_NO_LIMIT_MINUTES = 10**5
 
 if "TF_CONFIG" in os.environ:  # this is going to be one of several workers
     _jax_compat.note_where_backend_starts()
@@ -95,8 +99,8 @@ def connect(members: Members, deadline: float, say: Callable[[str], None]) -> so
         time.sleep(_RETRY_SECONDS)
 
 
-def join_jax(members: Members, coordinator: str, deadline: float) -> None:
-    """Has JAX bring the processes together, for collectives between their devices."""
+def join_jax(members: Members, coordinator: str) -> None:
+    """Have JAX bring the processes together; waits for all, without a limit of its own."""
     address, bind, relay = coordinator, coordinator, None
     if members.index != 0:
         host, _, port = coordinator.rpartition(":")
@@ -106,9 +110,10 @@ def join_jax(members: Members, coordinator: str, deadline: float) -> None:
     jax.config.update("jax_enable_recoverability", True)
     # Its handler would take SIGTERM away from the program; see `rx.preemption`.
     jax.config.update("jax_enable_preemption_service", False)
+    for what in ("local", "global"):  # 2 and 5 minutes otherwise
+        jax.config.update(f"jax_cpu_get_{what}_topology_timeout_minutes", _NO_LIMIT_MINUTES)
     _reach_without_proxy(address)
     _known_bad.set_curing_flags()
-    _jax_compat.set_cpu_collectives_host(members.address.resolve()[1])
     try:
         with _jax_compat.only_errors_logged():
             jax.distributed.initialize(
@@ -116,7 +121,7 @@ def join_jax(members: Members, coordinator: str, deadline: float) -> None:
                 num_processes=members.count,
                 process_id=members.index,
                 cluster_detection_method="deactivate",
-                initialization_timeout=_whole_seconds(deadline - time.monotonic()),
+                initialization_timeout=_NO_LIMIT_SECONDS,
                 heartbeat_timeout_seconds=_NO_HEARTBEAT_SECONDS,
                 coordinator_bind_address=bind,
             )
@@ -126,19 +131,46 @@ def join_jax(members: Members, coordinator: str, deadline: float) -> None:
         raise
 
 
-def _whole_seconds(left: float) -> int:
-    return max(1, int(min(left, _NO_LIMIT_SECONDS)))
+def listen_for_gloo(members: Members, allowed: PortRange | None) -> str | None:
+    """Have Gloo listen; return where, or None if that cannot be found out."""
+
+    def make() -> Any:
+        try:
+            return _jax_compat.make_cpu_collectives(host)
+        except RuntimeError as error:
+            raise _cannot_listen(members, error) from None
+
+    try:
+        host = members.address.resolve()[1]
+    except OSError as error:
+        raise _cannot_listen(members, error) from None
+    collectives, port = listen_within(make, host, allowed)
+    _jax_compat.use_cpu_collectives(collectives)
+    return None if port is None else str(Address(host, port))
 
 
-def first_collective() -> Callable[[], jax.Array]:
-    """A program of all devices: those that cannot reach each other are found out by it."""
+def _cannot_listen(members: Members, error: Exception) -> StartFailed:
+    return StartFailed(
+        f"{members.describe(members.index)} cannot listen there for the collectives of CPUs: "
+        f"{error}. In the cluster specification, give it an address of its own machine, at which "
+        "the other workers reach it."
+    )
+
+
+def start_backend() -> None:
+    """Have JAX look for devices, those of all workers: it waits for everybody to tell its own."""
+    jax.devices()
+
+
+def first_collective() -> None:
+    """Run a program of all devices: those that cannot work together are found out by it."""
     devices = np.array(jax.devices())
     everywhere = NamedSharding(Mesh(devices, ("device",)), PartitionSpec())
     split = NamedSharding(everywhere.mesh, PartitionSpec("device"))
     ones = [jax.device_put(np.ones(1), device) for device in jax.local_devices()]
     counted = jax.make_array_from_single_device_arrays((len(devices),), split, ones)
     total = jax.jit(jnp.sum, out_shardings=everywhere)
-    return lambda: total(counted).block_until_ready()
+    total(counted).block_until_ready()
 
 
 def require_fresh_jax() -> None:
@@ -179,16 +211,3 @@ def listen(members: Members) -> socket.socket:
             f"{members.describe(0)} cannot listen there: {error}. If the port is in use, choose "
             "another one, or end the process that has it (an earlier run, perhaps)."
         ) from None
-
-
-def reserve_port(chief: Address) -> tuple[socket.socket, str]:
-    """A free port for JAX's service, and what keeps others from taking it until that is up."""
-    family, host = chief.resolve()
-    holder = socket.socket(family, socket.SOCK_STREAM)
-    if hasattr(socket, "SO_REUSEPORT"):  # the service sets it too, and may so share the port
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    holder.bind((host, 0))
-    port = holder.getsockname()[1]
-    if not hasattr(socket, "SO_REUSEPORT"):
-        holder.close()
-    return holder, str(Address(host, port))

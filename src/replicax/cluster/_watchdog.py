@@ -9,8 +9,9 @@ from typing import NoReturn, final
 
 from replicax.cluster._link import Link
 from replicax.cluster._members import Members
-from replicax.cluster._messages import State, WorkerState
+from replicax.cluster._messages import Look, State, Unreached, WorkerState
 from replicax.cluster._progress import Progress, Waiting
+from replicax.cluster._reach import Reach
 from replicax.errors import WorkerLost
 
 _REPORT_SECONDS = 1.0
@@ -19,6 +20,8 @@ _GRACE_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
 # A worker that has not reported for so long is stopped, or its machine is.
 _SILENT_SECONDS = 3.0
+# How much longer than its own look a worker waits for what the others see.
+_LATE_SECONDS = 3.0
 
 
 @final
@@ -30,6 +33,7 @@ class Watchdog:
       link: The connection to the hub.
       progress: What this worker does.
       timeout_seconds: How long to wait for a worker that is alive.
+      reach: Finds out whom this worker reaches.
     """
 
     def __init__(
@@ -38,29 +42,51 @@ class Watchdog:
         link: Link,
         progress: Progress,
         timeout_seconds: float,
+        reach: Reach,
     ) -> None:
         self._members = members
         self._link = link
         self._progress = progress
         self._timeout = timeout_seconds
+        self._reach = reach
         self._closed = threading.Event()
         self._judged = 0.0  # when it was last found that all are at work
+        self._looking: int | None = None  # the collective in which workers look who reaches whom
+        self._looking_since = 0.0
+        self._round = 0  # how often they have, in the same collective
         threading.Thread(target=self._watch, name="replicax-watchdog", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
 
-    def check(self, waiting: Waiting) -> None:
-        """Raise `WorkerLost` if what is waited for is not going to come."""
+    def check(self, waiting: Waiting) -> bool:
+        """Raise `WorkerLost` if what is waited for is not going to come.
+
+        Return whether it has just been found, after `timeout_seconds`, that nobody is to blame.
+        """
         now = time.monotonic()
         lost = self._lost(waiting)
         if lost and now - max(waiting.since, self._link.ended_at) > _GRACE_SECONDS:
             self.raise_loss(waiting.label, lost)
-        if now - max(waiting.since, self._judged) > self._timeout:
+        if now - max(waiting.since, self._judged) <= self._timeout:
+            return False
+        if self._looking != self._progress.number:
             diagnosis = self._diagnosis(waiting)
             if diagnosis is not None:
                 raise WorkerLost(diagnosis)
-            self._judged = time.monotonic()
+        if waiting.topic is None:  # which would come by the hub
+            unreached = self._unreached()
+            if unreached is None:
+                return False
+            self._require_reach(waiting, unreached)
+        self._judged = time.monotonic()
+        return True
+
+    def look_around(self, waiting: Waiting, cause: BaseException) -> None:
+        """Raise `WorkerLost` if workers do not reach each other, which may have been the cause."""
+        while (unreached := self._unreached()) is None:
+            time.sleep(_REPORT_SECONDS / 4)
+        self._require_reach(waiting, unreached, cause)
 
     def require_all(self, waiting: Waiting) -> None:
         """Raise `WorkerLost` if a worker has ended that is needed for what comes next."""
@@ -102,6 +128,60 @@ class Watchdog:
             self._link.send(self._progress.report())
             if self._closed.wait(_REPORT_SECONDS):
                 return
+
+    def _unreached(self) -> Sequence[tuple[int, Unreached]] | None:
+        """Return which worker does not reach which other one; None while that is looked into.
+
+        Every worker that has waited in vain looks by itself, and reports what it has seen.
+        """
+        number = self._progress.number
+        if self._looking != number:
+            self._looking, self._looking_since = number, time.monotonic()
+            last = self._progress.look
+            self._round = last.round + 1 if last is not None and last.number == number else 1
+            threading.Thread(
+                target=self._look, args=[number, self._round], name="replicax-look", daemon=True
+            ).start()
+            return None
+        state = self._link.state(_ANSWER_SECONDS)
+        known = () if state is None else state.workers
+        looks = {
+            worker: look
+            for worker, each in enumerate(known)
+            if each.report is not None and (look := each.report.look) is not None
+            if look.number == number and look.round >= self._round
+        }
+        late = time.monotonic() - self._looking_since > self._reach.seconds + _LATE_SECONDS
+        ended = self._link.ended  # and finished: what they had to do for others is done
+        if len(looks.keys() | ended.keys()) < self._members.count and not late:
+            return None
+        self._looking = None
+        return [
+            (worker, each)
+            for worker, look in looks.items()
+            for each in look.unreached
+            if each.worker not in ended
+        ]
+
+    def _look(self, number: int, round_: int) -> None:
+        self._progress.look = Look(number, round_, self._reach.look())
+        self._link.send(self._progress.report())
+
+    def _require_reach(
+        self,
+        waiting: Waiting,
+        unreached: Sequence[tuple[int, Unreached]],
+        cause: BaseException | None = None,
+    ) -> None:
+        if unreached:
+            if self._members.index == 0:
+                time.sleep(_REPORT_SECONDS)  # the others are about to ask the hub, which ends too
+            seconds = time.monotonic() - waiting.since
+            raise WorkerLost(
+                f"{self._members.name} has waited {seconds:.0f} s in {waiting.label} (collective "
+                f"{self._progress.number}), and some workers do not reach each other: "
+                f"{self._reach.describe(unreached)}. Look at the network between them."
+            ) from cause
 
     def _diagnosis(self, waiting: Waiting) -> str | None:
         """Who is to blame, and what everybody does; None if all are at work on the same thing."""

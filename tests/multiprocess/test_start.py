@@ -188,11 +188,16 @@ def test_an_address_of_another_machine():
     assert "Its task index belongs to another one" in failure(ended)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
-def test_an_address_at_which_another_worker_cannot_listen(host):
-    addresses = [*on_loopback(1), f"{host}:2222"]
+def test_a_loopback_address_among_others():
+    addresses = [*on_loopback(1), "192.0.2.1:2222"]
+    for each in start([told(0, addresses), told(1, addresses)], timeout=200):
+        assert "is 127.0.0.1 on this machine, where no other machine can reach it" in failure(each)
+
+
+def test_an_address_at_which_another_worker_cannot_listen():
+    addresses = [*on_loopback(1), "nowhere.invalid:2222"]
     first, second = start([told(0, addresses), told(1, addresses)], timeout=20)
-    expected = f"worker 1 ({host}:2222) cannot listen there for the collectives of CPUs"
+    expected = "worker 1 (nowhere.invalid:2222) cannot listen there for the collectives of CPUs"
     assert failure(second).startswith(expected)
     assert expected in failure(first)
     assert first.seconds < second.seconds + 8  # the cause is gone, and known to be

@@ -109,7 +109,7 @@ class Session:
         self._left_behind: str | None = None
         self._process = os.getpid()
         starting.require_fresh_jax()
-        starting.require_addresses(members)
+        starting.require_address(members, 0)
         allowed = PortRange.from_environment()
         deadline = time.monotonic() + timeout_seconds
         self._hub: HubService | None = None
@@ -126,6 +126,7 @@ class Session:
         self._watchdog = Watchdog(members, self._link, self.progress, timeout_seconds, reach)
         atexit.register(self._leave)  # after JAX has registered its own end, so before that comes
         try:
+            starting.require_address(members, members.index)  # here, where all are told
             coordinator = self._welcomed(deadline)
             bring_together(members, coordinator, reserved, allowed, reach, self.meet, self._start)
         except BaseException as error:

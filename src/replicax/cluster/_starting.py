@@ -33,32 +33,34 @@ if "TF_CONFIG" in os.environ:  # this is going to be one of several workers
     _jax_compat.note_where_backend_starts()
 
 
-def require_addresses(members: Members) -> None:
-    """Raise `StartFailed` if the workers' addresses, as this machine knows them, cannot work.
+def require_address(members: Members, worker: int) -> None:
+    """Raise `StartFailed` if a worker's address, as this machine knows it, cannot work.
 
     A name may mean another address on every machine. Debian's /etc/hosts gives the machine's own
     name to 127.0.1.1, where no other machine can reach it.
     """
-    known = {index: members.addresses[index].resolved() for index in range(members.count)}
-    own = known[members.index]
-    if own is not None and not _is_of_this_machine(own):
+    address = members.addresses[worker].resolved()
+    if address is None:
+        return
+    if worker == members.index and not _is_of_this_machine(address):
         raise StartFailed(
-            f"{members.describe(members.index)} is {own}, which is not an address of this machine. "
+            f"{members.describe(worker)} is {address}, which is not an address of this machine. "
             "Its task index belongs to another one, or the address is wrong."
         )
-    for index in {0, members.index}:
-        for other, address in known.items():
-            if _is_loopback(known[index]) and address is not None and not _is_loopback(address):
-                raise StartFailed(
-                    f"{members.describe(index)} is {known[index]} on this machine, where no other "
-                    f"machine can reach it, and {members.describe(other)} is {address}. Give the "
-                    "cluster addresses that all machines can reach, or correct the name in "
-                    "/etc/hosts."
-                )
+    if not _is_loopback(address):
+        return
+    for other in range(members.count):
+        others = members.addresses[other].resolved()
+        if others is not None and not _is_loopback(others):
+            raise StartFailed(
+                f"{members.describe(worker)} is {address} on this machine, where no other machine "
+                f"can reach it, and {members.describe(other)} is {others}. Give the cluster "
+                "addresses that all machines can reach, or correct the name in /etc/hosts."
+            )
 
 
-def _is_loopback(address: str | None) -> bool:
-    return address is not None and ipaddress.ip_address(address).is_loopback
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 def _is_of_this_machine(address: str) -> bool:
@@ -75,7 +77,8 @@ def connect(members: Members, deadline: float, say: Callable[[str], None]) -> so
     """A connection to the first worker, who may start later than this one."""
     started, told = time.monotonic(), False
     here = ""
-    if _is_loopback(members.chief.resolved()):
+    chief = members.chief.resolved()
+    if chief is not None and _is_loopback(chief):
         here = (
             f" {members.chief.host} is this machine: if {members.names[0]} runs on another one, "
             "give the cluster addresses that all machines can reach."

@@ -160,7 +160,8 @@ class Watchdog:
             (worker, each)
             for worker, look in looks.items()
             for each in look.unreached
-            if each.worker not in ended
+            # One that has looked too was there; it may have ended since, for the same reason.
+            if each.worker in looks or each.worker not in ended
         ]
 
     def _look(self, number: int, round_: int) -> None:

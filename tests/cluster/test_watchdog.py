@@ -188,6 +188,7 @@ def test_one_that_has_looked_and_ended_since_is_still_named(bench):
     bench.reports(1, 3, look=Look(3, 1, (Unreached(2, "10.0.0.3:4", "no answer"),)))
     bench.reports(2, 3, look=Look(3, 1, (Unreached(1, "10.0.0.2:5", "no answer"),)))
     bench.ends(2, Failed("failed: WorkerLost: some workers do not reach", secondary=False))
+    bench.link.ended_at = time.monotonic()
     with pytest.raises(WorkerLost, match=r"worker 1 .*worker 2's port .*worker 2 .*worker 1's po"):
         bench.check_until_judged()
 

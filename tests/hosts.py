@@ -72,24 +72,33 @@ class Rules:
       jitter_ms: By how much longer at most, at random.
       loss: The share of packets that get lost, at random.
       cut: Pairs (from, to) of hosts between which nothing passes in this direction.
+      cut_hosts: Hosts from and to which nothing passes.
       open_ports: Of hosts behind a firewall, the ports to which others may connect. Packets of
         connections that the host has opened itself, or that are open already, pass.
+      closed_ports: Of other hosts, the ports to which others may not connect.
     """
 
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
     loss: float = 0.0
     cut: set[tuple[int, int]] = field(default_factory=set)
+    cut_hosts: set[int] = field(default_factory=set)
     open_ports: dict[int, set[int]] = field(default_factory=dict)
+    closed_ports: dict[int, set[int]] = field(default_factory=dict)
 
     def cut_pair(self, first: int, second: int) -> None:
         self.cut |= {(first, second), (second, first)}
 
     def passes(self, source: int, destination: int, packet: Packet) -> bool:
-        if (source, destination) in self.cut or random.random() < self.loss:
+        if (source, destination) in self.cut or {source, destination} & self.cut_hosts:
             return False
+        if random.random() < self.loss:
+            return False
+        if not packet.opens:
+            return True
         allowed = self.open_ports.get(destination)
-        return allowed is None or not packet.opens or packet.port in allowed
+        closed = self.closed_ports.get(destination, set())
+        return (allowed is None or packet.port in allowed) and packet.port not in closed
 
     def seconds(self) -> float:
         return (self.delay_ms + random.random() * self.jitter_ms) / 1000

@@ -140,3 +140,11 @@ def test_ports_of_several_workers_on_one_machine_are_different():
     assert first.address.port != second.address.port
     first.close()
     second.close()
+
+
+def test_several_workers_on_one_machine_find_ports_in_the_range_at_once():
+    allowed = PortRange(42000, 42199)
+    with _ports._fence(HOST, allowed):  # as another worker that looks for its own
+        made, port = listen_within(Listening, HOST, allowed)
+    assert port == made.port
+    assert port in allowed

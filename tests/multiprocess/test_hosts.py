@@ -37,6 +37,8 @@ def test_rules():
     assert rules.passes(1, 0, opening)
     rules.cut_pair(1, 2)
     assert [rules.passes(*pair, opening) for pair in [(1, 2), (2, 1), (0, 2)]] == [0, 0, 1]
+    rules.cut_hosts.add(2)
+    assert [rules.passes(*pair, opening) for pair in [(0, 2), (2, 0), (1, 0)]] == [0, 0, 1]
 
 
 def test_firewalls_stop_connections_to_other_ports():
@@ -45,6 +47,9 @@ def test_firewalls_stop_connections_to_other_ports():
     assert not rules.passes(0, 1, Packet("", "", 40000, opens=True))
     assert rules.passes(0, 1, Packet("", "", 40000))
     assert rules.passes(1, 0, Packet("", "", 40000, opens=True))
+    rules.closed_ports[0] = {40000}
+    assert not rules.passes(1, 0, Packet("", "", 40000, opens=True))
+    assert rules.passes(1, 0, Packet("", "", 40001, opens=True))
 
 
 def test_loss_and_delay():

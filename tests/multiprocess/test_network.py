@@ -99,8 +99,7 @@ def test_a_cut_cable_ends_both():
 
 def test_a_host_that_is_cut_off_from_the_start_is_named():
     with hosts(3) as network:
-        network.rules.cut_pair(1, 0)
-        network.rules.cut_pair(1, 2)
+        network.rules.cut_hosts.add(1)
         with training(network, 1) as group:
             ended = group.wait(START + TIMEOUT)
     require_failed([ended[0], ended[2]], "StartFailed", r"waits for worker 1 \(10.77.0.2:2222\)")
@@ -172,9 +171,10 @@ def test_a_cut_while_the_workers_join(tmp_path, part, label, cut):
     arguments = ["tests/multiprocess/joining.py", part, str(TIMEOUT), str(gate)]
     with hosts(3) as network, network.run(arguments) as group:
         group.wait_for("held")
-        network.rules.cut_pair(1, 2)
         if cut == "host":
-            network.rules.cut_pair(1, 0)
+            network.rules.cut_hosts.add(1)
+        else:
+            network.rules.cut_pair(1, 2)
         gate.touch()
         ended = group.wait(START)
     if cut == "pair":

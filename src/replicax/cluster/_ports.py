@@ -79,13 +79,10 @@ class ReservedPort:
             self._holder, self._listener = (
                 stack.enter_context(socket.socket(family, socket.SOCK_STREAM)) for _ in range(2)
             )
-            shared = hasattr(socket, "SO_REUSEPORT")  # the service sets it too, and so may share
-            if shared:
-                for each in (self._holder, self._listener):
-                    each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            shared = [_share(each) for each in (self._holder, self._listener)]  # with the service
             _bind_within(self._holder, host, allowed, members)
             self.address = Address(host, self._holder.getsockname()[1])
-            if not shared:
+            if not all(shared):
                 self._holder.close()
             self._listener.bind((host, self.address.port))
             self._listener.listen(members.count)
@@ -119,9 +116,19 @@ def _bind_within(
     )
 
 
+def _share(socket_: socket.socket) -> bool:
+    """Let others that ask for it too have the same port; return whether the system can."""
+    if hasattr(socket, "SO_REUSEPORT"):
+        socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        return True
+    return False
+
+
 def _is_free(host: str, port: int, family: int) -> bool:
     """Return whether nobody has a port, also nobody who would share it."""
     with socket.socket(family, socket.SOCK_STREAM) as alone:
+        # Connections of a process that is gone may be kept for a minute, and do not matter.
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             alone.bind((host, port))
         except OSError:
@@ -213,5 +220,6 @@ def _fence(host: str, allowed: PortRange) -> Iterator[None]:
         for port in range(max(_LOWEST, allowed.first - _FENCE), allowed.first):
             with contextlib.suppress(OSError):  # taken already, or no descriptor is left
                 taken = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                _share(taken)  # with other workers on this machine, which may start just now
                 taken.bind((host, port))
         yield

@@ -132,7 +132,7 @@ class Session:
         except BaseException as error:
             self._say_farewell(error)
             self._watchdog.close()
-            # Otherwise it tells this worker at exit when the cause is gone; see `_leave`.
+            # At exit, a worker that failed on account of another hears by it when that one is gone.
             if self._hub is not None and not self._secondary:
                 self._hub.close()
             raise
@@ -228,7 +228,7 @@ class Session:
             except BaseException as error:
                 if self._runner.busy:  # it goes on without this worker having its results
                     self._left_behind = label
-                if "gloo" not in str(error).lower():
+                if isinstance(error, ReplicaxError) or "gloo" not in str(error).lower():
                     raise
                 if self._link.wait_for_loss(_NEWS_SECONDS) is None:
                     self._watchdog.look_around(waiting, error)

@@ -125,7 +125,7 @@ def _share(socket_: socket.socket) -> bool:
 
 
 def _is_free(host: str, port: int, family: int) -> bool:
-    """Return whether nobody has a port, also nobody who would share it."""
+    """Return whether no process has a port, nor one that would share it."""
     with socket.socket(family, socket.SOCK_STREAM) as alone:
         # Connections of a process that is gone may be kept for a minute, and do not matter.
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Which workers can reach which: connections that are opened and closed at once."""
+"""Finds out which workers reach which, by connections that are closed at once."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _MOST_TO_WRITE = 8
 @final
 @dataclass(frozen=True, slots=True)
 class PackRules:
-    """How arrays travel together.
+    """The rules by which arrays travel together.
 
     Args:
       small: How large arrays may be that do, in bytes.

@@ -89,7 +89,7 @@ class Topology:
 
     @cached_property
     def on_cpus(self) -> bool:
-        """Whether its devices are CPUs, for which XLA needs to be treated differently."""
+        """Tell whether its devices are CPUs, whose XLA has limits of its own."""
         return self.devices[0][0].platform == "cpu"
 
     @cached_property

@@ -195,7 +195,7 @@ class PerReplica(Arithmetic, DistributedValues):
 
     @property
     def is_assembled(self) -> bool:
-        """Whether its components are one array already, or all the same one."""
+        """Tell whether its components are one array already, or all the same one."""
         return self._array is not None or self._common is not None
 
     @property

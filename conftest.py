@@ -76,7 +76,7 @@ def _environment() -> dict[str, str]:
 
 
 def _children() -> set[str]:
-    """The ids of this process's child processes, where the system tells."""
+    """Return the ids of this process's child processes, where the system tells."""
     found: set[str] = set()
     for file in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError):  # that thread has just ended

@@ -23,11 +23,11 @@ class PeerEnvironment:
     requirements: str  # as pip takes them, separated by blanks
 
     def python(self, folder: Path) -> Path:
-        """The interpreter of this environment below `folder`; makes the environment if need be."""
+        """Return the interpreter of this environment below `folder`; make it if needed."""
         home = folder.absolute() / self.name
         python, stamp = home / "bin" / "python", home / "installed"
-        # Written last: an interrupted installation leaves no stamp, a changed requirement a stale
-        # one, and either is installed again.
+        # The stamp is written last: an interrupted installation leaves none, a changed requirement
+        # a stale one, and either is installed again.
         installed = stamp.read_text().strip() if stamp.exists() else None
         if installed != self.requirements or not python.exists():
             click.echo(f"Installing {self.requirements} into {home}; it takes a minute.", err=True)

@@ -1,4 +1,4 @@
-"""What distributed input costs: under a training step, by itself, and where the source is slow.
+"""The cost of distributed input: under a training step, by itself, and with a slow source.
 
 `python benchmarks/feeding.py` prints these tables alone; run.py prints them among the others.
 """
@@ -32,13 +32,13 @@ from rich.console import Console
 from targets import Target
 from training import TENSORFLOW, Contestant, measure_cell
 
-# The first is what the other's time is divided by.
+# The other's time is divided by that of the first.
 ITERATING = (
     Contestant("replicax_input"),
     Contestant("tensorflow_input", TENSORFLOW),
 )
 FED_CELLS = tuple(Cell(hidden=512, global_batch=256, replicas=replicas) for replicas in (2, 4))
-# Rounds of the fed step for each round of the others: what is looked for is a twentieth, and the
+# Rounds of the fed step for each round of the others: the effect to detect is a twentieth, and the
 # noise of a round is more than that.
 FED_ROUNDS = 4
 FED_STEPS = 10
@@ -61,13 +61,13 @@ class SlowEpochs:
 
     @property
     def ratios(self) -> list[float]:
-        """To what the slower of source and step takes alone."""
+        """The ratios to the time of the slower of source and step alone."""
         return [seconds / LONGER_SECONDS for seconds in self.seconds]
 
 
 @dataclass(frozen=True)
 class Feeding:
-    """All that is measured here, of each cell."""
+    """All measurements of each cell."""
 
     fed: Sequence[MeasuredCell]
     iterated: Sequence[MeasuredCell]
@@ -155,7 +155,7 @@ def _print_slow(console: Console, measured: Sequence[SlowEpochs]) -> None:
 
 
 def feeding_targets(measured: Feeding) -> list[Target]:
-    """Each stands next to its worst cell."""
+    """Return the targets, each next to its worst cell."""
     fed = [cell.ratio_of("distributed dataset") for cell in measured.fed]
     iterated = [cell.ratio_of("tensorflow_input") for cell in measured.iterated]
     return [
@@ -176,7 +176,7 @@ def feeding_targets(measured: Feeding) -> list[Target]:
 @sittings_option
 @peer_environments_option
 def main(rounds: int, sittings: int, peer_environments: Path) -> None:
-    """Times distributed input."""
+    """Time distributed input."""
     header = describe_machine()
     measured = measure_feeding(sittings, rounds, peer_environments)
     console = Console(width=WIDTH)

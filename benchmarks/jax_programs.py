@@ -1,6 +1,6 @@
 """Programs of JAX users under a strategy, against their own mesh form.
 
-`python benchmarks/jax_programs.py` measures all kinds, with names only those.
+`python benchmarks/jax_programs.py` measures all kinds; given names, only those.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ AT_MOST_FIRST_STEP = 1.3
 
 @dataclass(frozen=True)
 class ProgramTimes:
-    """Seconds: of the median step of each round, and of steps that compile.
+    """The seconds of the median step of each round, and of steps that compile.
 
-    The first step of a new process, and the first of a function in a process that has traced and
-    compiled much the same before.
+    These are the first step of a new process, and the first of a function in a process that has
+    traced and compiled much the same before.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class ProgramTimes:
 
     @property
     def again_ratio(self) -> float:
-        """The same, of steps that compile in a process that has done so before."""
+        """The same ratio, for steps that compile in a process that has done so before."""
         return median(self.replicax_again) / median(self.mesh_again)
 
 
@@ -155,7 +155,7 @@ def program_targets(measured: Sequence[ProgramTimes]) -> list[Target]:
 @click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=2))
 @click.option("--quick", is_flag=True, help=f"To see that it works: {QUICK_ROUNDS} rounds.")
 def main(kinds: Sequence[str], rounds: int, quick: bool) -> None:
-    """Times training steps that users of JAX write, by replicax and by `jax.jit` with shardings."""
+    """Time training steps that users of JAX write, by replicax and by `jax.jit` with shardings."""
     console = Console(width=WIDTH)
     console.print(describe_machine(), highlight=False)
     measured = [measure_program(kind, QUICK_ROUNDS if quick else rounds) for kind in kinds or KINDS]

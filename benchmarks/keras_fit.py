@@ -32,16 +32,16 @@ from rich.console import Console
 from targets import Target
 from training import TENSORFLOW, Contestant, measure_cell
 
-# The first is what the others' times are divided by.
+# The others' times are divided by that of the first.
 FITTING = (
     Contestant("replicax_fit"),
     Contestant("data_parallel_fit"),
     Contestant("tensorflow_fit", TENSORFLOW),
 )
-# There are still more steps: with 0.03, rounding makes too much of a difference after eight rounds.
+# There are even more steps: with 0.03, rounding errors are too large after eight rounds.
 LEARNING_RATE = 0.02
 FIT_CELLS = tuple(replace(cell, learning_rate=LEARNING_RATE) for cell in MANY_STEPS_CELLS)
-EPOCHS = 1  # of a turn
+EPOCHS = 1  # per turn
 AT_LEAST = {"data_parallel_fit": 1.0, "tensorflow_fit": 1.5}
 NAMES = {"data_parallel_fit": "keras.distribution.DataParallel", "tensorflow_fit": "tf.distribute"}
 
@@ -49,7 +49,7 @@ NAMES = {"data_parallel_fit": "keras.distribution.DataParallel", "tensorflow_fit
 def measure_fit(
     sittings: int, rounds: int, peer_environments: Path, cells: Sequence[Cell] = FIT_CELLS
 ) -> list[MeasuredCell]:
-    """What a training step takes: to the protocol, a whole epoch is one step."""
+    """Measure a training step: to the protocol, a whole epoch is one step."""
     return [
         measure_cell(FITTING, cell, sittings, rounds, EPOCHS, peer_environments).each_of(
             EPOCH_ROWS // cell.global_batch
@@ -63,7 +63,7 @@ def print_fit(console: Console, measured: Sequence[MeasuredCell]) -> None:
 
 
 def fit_targets(measured: Sequence[MeasuredCell]) -> list[Target]:
-    """Each stands next to its worst cell."""
+    """Return the targets, each next to its worst cell."""
     return [
         Target.at_least(
             f"fit, {NAMES[peer]} / replicax", bound, min(one.ratio_of(peer) for one in measured)
@@ -79,7 +79,7 @@ def fit_targets(measured: Sequence[MeasuredCell]) -> list[Target]:
 @quick_option
 @peer_environments_option
 def main(rounds: int, sittings: int, quick: bool, peer_environments: Path) -> None:
-    """Times `fit` of a Keras model."""
+    """Time `fit` of a Keras model."""
     if quick:
         rounds, sittings = QUICK_ROUNDS, 1
     header = describe_machine()

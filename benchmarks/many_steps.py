@@ -1,4 +1,4 @@
-"""Several training steps on a distributed dataset, by one call.
+"""Several training steps per call, on a distributed dataset.
 
 `python benchmarks/many_steps.py` prints this table alone; run.py prints it among the others.
 """
@@ -31,16 +31,16 @@ from rich.console import Console
 from targets import Target
 from training import COMPILED_CELLS, TENSORFLOW, Contestant, measure_cell
 
-# The first is what the others' times are divided by.
+# The others' times are divided by that of the first.
 BY_ONE_CALL = (
     Contestant("replicax_many_steps"),
     Contestant("replicax_loop"),
     Contestant("jax_many_steps"),
     Contestant("tensorflow_many_steps", TENSORFLOW),
 )
-CALLS = {32: 5, 512: 1}  # of a turn
+CALLS = {32: 5, 512: 1}  # per turn
 REPLICAS = 2
-# With 0.1, what rounding makes different grows beyond the tolerance within so many steps.
+# With 0.1, rounding errors would exceed the tolerance within so many steps.
 LEARNING_RATE = 0.03
 MANY_STEPS_CELLS = tuple(
     replace(cell, learning_rate=LEARNING_RATE)
@@ -58,7 +58,7 @@ NAMES = {
 def measure_many_steps(
     sittings: int, rounds: int, peer_environments: Path, cells: Sequence[Cell] = MANY_STEPS_CELLS
 ) -> list[MeasuredCell]:
-    """What a training step takes: to the protocol, a whole call is one step."""
+    """Measure a training step: to the protocol, a whole call is one step."""
     return [
         measure_cell(
             BY_ONE_CALL, cell, sittings, rounds, CALLS[cell.hidden], peer_environments
@@ -72,7 +72,7 @@ def print_many_steps(console: Console, measured: Sequence[MeasuredCell]) -> None
 
 
 def many_steps_targets(measured: Sequence[MeasuredCell]) -> list[Target]:
-    """Each stands next to its worst cell."""
+    """Return the targets, each next to its worst cell."""
     return [
         Target.at_least(
             f"{STEPS_A_CALL} steps, {name} / replicax by one call",
@@ -89,7 +89,7 @@ def many_steps_targets(measured: Sequence[MeasuredCell]) -> list[Target]:
 @quick_option
 @peer_environments_option
 def main(rounds: int, sittings: int, quick: bool, peer_environments: Path) -> None:
-    """Times several training steps by one call."""
+    """Time several training steps per call."""
     if quick:
         rounds, sittings = QUICK_ROUNDS, 1
     header = describe_machine()

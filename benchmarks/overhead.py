@@ -1,4 +1,4 @@
-"""What replicax adds to a compiled step, on the host, against the number of variables.
+"""The host time that replicax adds to a compiled step, against the number of variables.
 
 `python benchmarks/overhead.py` prints this table alone; run.py prints it among the others.
 """
@@ -28,7 +28,7 @@ def measure_overhead(rounds: int) -> list[TinyTimes]:
 
 
 def microseconds_a_variable(measured: Sequence[TinyTimes]) -> float:
-    """The slope between the fewest and the most variables."""
+    """Return the slope between the fewest and the most variables."""
     few, many = measured[0], measured[-1]
     more = many.asked.variables - few.asked.variables
     return 1e6 * (many.overhead - few.overhead) / more
@@ -39,8 +39,8 @@ def print_overhead(console: Console, measured: Sequence[TinyTimes]) -> None:
         f"Host overhead of a compiled step, {REPLICAS} replicas, "
         f"{len(measured[0].replicax)} interleaved rounds",
         "variables",
-        "replicax,\nus a step",
-        "jax.jit,\nus a step",
+        "replicax,\nus/step",
+        "jax.jit,\nus/step",
         "overhead,\nus",
         "middle half\nof the rounds",
         "us a\nvariable",
@@ -80,7 +80,7 @@ def overhead_targets(measured: Sequence[TinyTimes]) -> list[Target]:
 @click.command()
 @click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=2))
 def main(rounds: int) -> None:
-    """Times a compiled step that does next to nothing."""
+    """Time a compiled step that does next to nothing."""
     console = Console()
     console.print(describe_machine(), highlight=False)
     measured = measure_overhead(rounds)

@@ -12,7 +12,7 @@ TICKS = (0.5, 1, 2, 4, 8, 16)
 
 
 def draw_ratios(path: Path, cells: Sequence[MeasuredCell]) -> bool:
-    """Writes the picture to `path`; False, and nothing written, where matplotlib is missing."""
+    """Write the picture to `path`; return False, and write nothing, if matplotlib is missing."""
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -29,7 +29,7 @@ def draw_ratios(path: Path, cells: Sequence[MeasuredCell]) -> bool:
             ratio = measured.ratio_of(peer)
             low, high = middle_half(measured.ratios_of(peer))
             place = group + offset
-            # From the line at 1, up or down.
+            # Bars begin at the line at 1, and go up or down.
             axes.bar(
                 place,
                 ratio - 1,

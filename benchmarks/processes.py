@@ -28,7 +28,7 @@ STDERR_LINES_SHOWN = 20
 
 
 class ContestantProcess:
-    """Speaks the protocol of `contestants/_protocol.py` with one running contestant."""
+    """A running contestant, which speaks the protocol of `contestants/_protocol.py`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ContestantProcess:
     ) -> None:
         self.name = name
         self._answer_limit_seconds = answer_limit_seconds
-        # A file, not a pipe: nobody has to read it for the contestant to go on.
+        # This is a file, not a pipe, which would block the contestant unless it is read.
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed in end
         self._process = subprocess.Popen(
             [python, script, *arguments],
@@ -48,9 +48,9 @@ class ContestantProcess:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            # A group of its own: Ctrl-C reaches run.py alone, which then ends the contestants, and
-            # a kill takes along what the contestant started. Should run.py be killed instead, the
-            # contestant sees the end of its input and ends by itself.
+            # It has a group of its own: Ctrl-C reaches run.py alone, which then ends the
+            # contestants, and a kill includes what the contestant started. If run.py is killed
+            # instead, the contestant sees the end of its input and ends by itself.
             start_new_session=True,
         )
         assert self._process.stdin is not None
@@ -71,7 +71,7 @@ class ContestantProcess:
         self.end(patiently=error is None)
 
     def send_cell(self, cell: Cell) -> None:
-        """Lets the contestant build and warm up; `receive` then waits until it is ready."""
+        """Have the contestant build and warm up; `receive` then waits until it is ready."""
         self._send(json.dumps(asdict(cell)))
 
     def run_steps(self, steps: int) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class ContestantProcess:
         return self.receive(request)
 
     def receive(self, request: str) -> dict[str, Any]:
-        """The next answer; an error that names the contestant when there is none."""
+        """Return the next answer; raise an error that names the contestant if there is none."""
         try:
             line = self._answers.get(timeout=self._answer_limit_seconds)
         except queue.Empty:
@@ -98,7 +98,7 @@ class ContestantProcess:
         return json.loads(line)
 
     def end(self, *, patiently: bool = True) -> None:
-        """Ends the process; patiently is by the end of its input, with a bound."""
+        """End the process; if patiently, close its input, and wait for it, with a bound."""
         with contextlib.suppress(BrokenPipeError):
             self._stdin.close()
         if patiently:
@@ -108,7 +108,7 @@ class ContestantProcess:
         self._stderr.close()
 
     def _send(self, line: str) -> None:
-        # A contestant that is gone cannot be written to; `receive` then says why it went.
+        # A contestant that has ended cannot be written to; `receive` then says why it ended.
         with contextlib.suppress(BrokenPipeError):
             self._stdin.write(line + "\n")
             self._stdin.flush()
@@ -130,11 +130,16 @@ class ContestantProcess:
         return _failure(f"{self.name} {what}", self._stderr.read())
 
 
-def ask(script: str, question: Mapping[str, object]) -> dict[str, Any]:
-    """What a script of `contestants/` prints, one line of JSON, when it is started with a question.
+def ask(
+    script: str,
+    question: Mapping[str, object],
+    *,
+    limit_seconds: float = QUESTION_LIMIT_SECONDS,
+) -> dict[str, Any]:
+    """Start a script of `contestants/` with a question; return its answer, one line of JSON.
 
-    It runs in the environment of replicax; a process each time, because the number of devices is
-    fixed in one.
+    It runs in the environment of replicax, in a new process each time, because the number of
+    devices is fixed in a process.
     """
     text = json.dumps(question)
     try:
@@ -142,11 +147,11 @@ def ask(script: str, question: Mapping[str, object]) -> dict[str, Any]:
             [sys.executable, CONTESTANTS / script, text],
             capture_output=True,
             text=True,
-            timeout=QUESTION_LIMIT_SECONDS,
+            timeout=limit_seconds,
         )
     except subprocess.TimeoutExpired as error:
         raise click.ClickException(
-            f"{script} did not end within {QUESTION_LIMIT_SECONDS} s and was killed: {text}."
+            f"{script} did not end within {limit_seconds:g} s and was killed: {text}."
         ) from error
     if done.returncode:
         raise _failure(f"{script} ended with exit code {done.returncode}: {text}", done.stderr)

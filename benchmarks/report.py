@@ -1,4 +1,4 @@
-"""What a reader sees: the machine, the versions, tables."""
+"""The report: the machine, the versions, tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Measurement:
     contestant: str
     versions: Mapping[str, str]
     seconds_per_step: Sequence[float]
-    last_result: float  # of a training step its loss
+    last_result: float  # for a training step, its loss
 
     def ratios_to(self, baseline: Measurement) -> list[float]:
-        """Round by round: what slows the machine in a round slows both."""
+        """Return the ratios, round by round: what slows the machine in a round slows both."""
         return [
             mine / theirs
             for mine, theirs in zip(self.seconds_per_step, baseline.seconds_per_step, strict=True)
@@ -41,14 +41,14 @@ class MeasuredCell:
     """All contestants of a cell; the times are divided by those of the first, the baseline."""
 
     cell: Cell
-    steps: int  # of a round
+    steps: int  # per round
     measurements: Sequence[Measurement]
 
     @classmethod
     def of_sittings(
         cls, cell: Cell, steps: int, sittings: Sequence[Sequence[Measurement]]
     ) -> MeasuredCell:
-        """Of the same contestants, measured several times over: the rounds one after another."""
+        """Join the rounds of several sittings of the same contestants."""
         return cls(
             cell,
             steps,
@@ -62,7 +62,7 @@ class MeasuredCell:
         )
 
     def each_of(self, parts: int) -> MeasuredCell:
-        """The same for a training step, where what was measured consists of so many of them."""
+        """Return the times per training step, if each measured step consists of so many of them."""
         return replace(
             self,
             steps=self.steps * parts,
@@ -88,12 +88,12 @@ class MeasuredCell:
 
 
 def announce(what: str) -> None:
-    """Tells whoever waits what is being measured; no part of the report."""
+    """Tell the user what is being measured; this is no part of the report."""
     click.echo(f"Measuring {what} …", err=True)
 
 
 def describe_machine() -> str:
-    """The date, the machine, and how busy it is with other things; so ask before measuring."""
+    """Return the date, the machine, and its load; so call this before measuring."""
     model = _cpu_model()
     load, _, _ = os.getloadavg()
     return (
@@ -103,7 +103,7 @@ def describe_machine() -> str:
 
 
 def _cpu_model() -> str | None:
-    """As Linux tells it; elsewhere the report does without."""
+    """Return the model as Linux reports it; None elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -143,7 +143,7 @@ def print_training(console: Console, title: str, cells: Sequence[MeasuredCell]) 
 
 
 def print_times(console: Console, title: str, cells: Sequence[MeasuredCell], *, unit: str) -> None:
-    """The contestants' times for a unit of work, and the ratios."""
+    """Print the contestants' times for a unit of work, and the ratios."""
     rounds = len(cells[0].baseline.seconds_per_step)
     table = table_of(
         f"{title}, {rounds} interleaved rounds",
@@ -183,7 +183,7 @@ def _times_row(peer: Measurement, baseline: Measurement) -> tuple[str, ...]:
 
 
 def milliseconds(seconds: float) -> str:
-    """With about three digits that count."""
+    """Format milliseconds, with about three significant digits."""
     number = 1000 * seconds
     return f"{number:.2f}" if number < 10 else f"{number:.1f}" if number < 100 else f"{number:.0f}"
 
@@ -197,7 +197,7 @@ def print_targets(console: Console, targets: Sequence[Target]) -> None:
 
 
 def table_of(title: str, *columns: str, words: Sequence[str] = ()) -> Table:
-    """A table whose columns hold numbers, but those named in `words`."""
+    """Make a table whose columns hold numbers, except those named in `words`."""
     table = Table(title=title)
     for column in columns:
         table.add_column(column, justify="left" if column in words else "right", no_wrap=True)
@@ -209,11 +209,11 @@ def microseconds(seconds: float) -> str:
 
 
 def spread(values: Sequence[float], text: Callable[[float], str]) -> str:
-    """The middle half of the values, in a cell of a table."""
+    """Format the middle half of the values, for a cell of a table."""
     return ", ".join(text(value) for value in middle_half(values))
 
 
 def middle_half(values: Sequence[float]) -> tuple[float, float]:
-    """Between which two values the middle half of them lie."""
+    """Return the two values between which the middle half of them lie."""
     low, _, high = quantiles(values, n=4, method="inclusive")
     return low, high

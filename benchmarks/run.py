@@ -1,4 +1,4 @@
-"""Times replicax and its peers, side by side: `make bench`.
+"""The benchmarks of replicax and its peers, side by side: `make bench`.
 
 README.md says what is measured and how to read it.
 """
@@ -10,6 +10,14 @@ from pathlib import Path
 
 import click
 from feeding import FED_CELLS, feeding_targets, measure_feeding, print_feeding
+from first_step import (
+    QUICK_VARIABLES,
+    ROUNDS,
+    VARIABLES,
+    first_step_targets,
+    measure_first_steps,
+    print_first_steps,
+)
 from keras_fit import FIT_CELLS, fit_targets, measure_fit, print_fit
 from many_steps import (
     MANY_STEPS_CELLS,
@@ -56,7 +64,7 @@ QUICK_REPLICAS = REPLICAS[:2]
 def main(
     rounds: int, sittings: int, quick: bool, plot: Path | None, peer_environments: Path
 ) -> None:
-    """Times replicax and its peers, side by side."""
+    """Time replicax and its peers, side by side."""
     if quick:
         rounds, sittings = QUICK_ROUNDS, 1
     header = describe_machine()
@@ -81,6 +89,10 @@ def main(
     overhead = measure_overhead(sittings * rounds)
     scaling = measure_scaling(sittings * rounds, QUICK_REPLICAS if quick else REPLICAS)
 
+    first_steps = measure_first_steps(
+        QUICK_ROUNDS if quick else ROUNDS, QUICK_VARIABLES if quick else VARIABLES
+    )
+
     console = Console(width=WIDTH)
     console.print(header, highlight=False)
     print_versions(
@@ -97,6 +109,7 @@ def main(
         console.print("Keras is missing: `fit` is left out. It comes with the extra `keras`.")
     print_overhead(console, overhead)
     print_scaling(console, scaling)
+    print_first_steps(console, first_steps)
     if not quick:  # two rounds are no evidence
         targets = [
             training_targets(compiled),
@@ -105,6 +118,7 @@ def main(
             many_steps_targets(many_steps),
             fit_targets(fit),
             overhead_targets(overhead),
+            first_step_targets(first_steps),
         ]
         print_targets(console, [target for some in targets for target in some])
     if plot is not None:

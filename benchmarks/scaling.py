@@ -1,4 +1,4 @@
-"""What replicax adds to a compiled step, and to compiling it, against the number of replicas.
+"""The time that replicax adds to a compiled step and its compilation, by number of replicas.
 
 `python benchmarks/scaling.py` prints this table alone; run.py prints it among the others.
 """
@@ -31,8 +31,8 @@ def print_scaling(console: Console, measured: Sequence[TinyTimes]) -> None:
         f"Virtual CPU devices, {VARIABLES} variables, {len(measured[0].replicax)} interleaved "
         f"rounds, {COMPILES} compilations",
         "replicas",
-        "replicax,\nus a step",
-        "by hand,\nus a step",
+        "replicax,\nus/step",
+        "by hand,\nus/step",
         "overhead,\nus",
         "middle half\nof the rounds",
         "replicax,\nms to compile",
@@ -57,7 +57,7 @@ def print_scaling(console: Console, measured: Sequence[TinyTimes]) -> None:
 @click.command()
 @click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=2))
 def main(rounds: int) -> None:
-    """Times a compiled step that does next to nothing, on more and more virtual devices."""
+    """Time a compiled step that does next to nothing, on more and more virtual devices."""
     console = Console()
     console.print(describe_machine(), highlight=False)
     measured = measure_scaling(rounds)

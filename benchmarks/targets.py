@@ -1,4 +1,4 @@
-"""What replicax aims at, next to what was measured."""
+"""The targets of replicax, next to what was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks `contestants/tiny_step.py`."""
+"""Questions to `contestants/tiny_step.py`, and its answers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from report import announce
 
 @dataclass(frozen=True)
 class TinyStep:
-    """How many of what: the question."""
+    """The question: the numbers of replicas, variables, rounds, calls and compilations."""
 
     replicas: int
     variables: int
     rounds: int
-    calls: int  # of a round
+    calls: int  # per round
     compiles: int
 
 
 @dataclass(frozen=True)
 class TinyTimes:
-    """Seconds, the answer: of the median call of each round, and of each first call."""
+    """The answer: the seconds of the median call of each round, and of each first call."""
 
     asked: TinyStep
     replicax: Sequence[float]
@@ -34,7 +34,7 @@ class TinyTimes:
 
     @property
     def overheads(self) -> list[float]:
-        """By how many seconds a call of replicax takes longer, in each round."""
+        """The seconds that replicax adds to a call, in each round."""
         return [mine - theirs for mine, theirs in zip(self.replicax, self.jax, strict=True)]
 
     @property

@@ -25,7 +25,7 @@ TORCH = PeerEnvironment("torch", "torch==2.13.0 numpy")
 
 @dataclass(frozen=True)
 class Contestant:
-    """A script of `contestants/`, by its name and its arguments, and where it runs."""
+    """A script of `contestants/`, by its name and its arguments, and its environment."""
 
     name: str
     environment: PeerEnvironment | None = None  # None: the one that replicax is installed in
@@ -40,7 +40,7 @@ class Contestant:
         return self.environment.python(peer_environments)
 
 
-# The first of each is what the others' times are divided by.
+# The others' times are divided by that of the first of each.
 EAGER = (
     Contestant("replicax_eager"),
     Contestant("tensorflow_eager", TENSORFLOW),
@@ -57,7 +57,7 @@ COMPILED_CELLS = tuple(
     for hidden, batch in ((32, 64), (512, 256), (2048, 256))
     for replicas in (2, 4)
 )
-# A turn is long enough to be timed, and short enough that all have theirs in the same weather.
+# A turn is long enough to be timed, and short enough that all have theirs under equal load.
 EAGER_STEPS = 20
 COMPILED_STEPS = {32: 50, 512: 8, 2048: 3}
 
@@ -88,10 +88,10 @@ def measure_cell(
     steps: int,
     peer_environments: Path,
 ) -> MeasuredCell:
-    """All rounds of all sittings.
+    """Measure all rounds of all sittings.
 
-    Each sitting has new processes: threads and memory that a process happened to get stay with it,
-    and more rounds of the same processes cannot even it out.
+    Each sitting has new processes: the threads and memory that a process happens to get stay with
+    it, and more rounds of the same processes cannot average that out.
     """
     announce(f"{contestants[0].name} and peers, {cell}")
     measured = [
@@ -107,7 +107,7 @@ def _sitting(
     steps: int,
     peer_environments: Path,
 ) -> list[Measurement]:
-    """Runs the contestants by turns, so that what slows the machine slows all of them."""
+    """Run the contestants in turns, so that what slows the machine slows all of them."""
     pythons = [contestant.python(peer_environments) for contestant in contestants]
     answers = []
     with ExitStack() as stack:
@@ -136,7 +136,7 @@ def _sitting(
 
 
 def _turns(processes: Sequence[ContestantProcess], steps: int, first: int) -> list[Any]:
-    """Each works once, alone; another one begins every time. The answers are in the usual order."""
+    """Run each alone, once, beginning with `first`; return the answers in the usual order."""
     order = [*range(first, len(processes)), *range(first)]
     answers = {index: processes[index].run_steps(steps) for index in order}
     return [answers[index] for index in range(len(processes))]
@@ -145,10 +145,10 @@ def _turns(processes: Sequence[ContestantProcess], steps: int, first: int) -> li
 def _check_results(
     contestants: Sequence[Contestant], cell: Cell, steps_done: int, results: Sequence[float]
 ) -> None:
-    """Refuses to compare the times of contestants that do not do the same."""
+    """Refuse to compare the times of contestants that do not do the same."""
     first, expected = contestants[0], results[0]
     for contestant, result in zip(contestants, results, strict=True):
-        # Written so that a loss of NaN fails as well.
+        # This is written so that a loss of NaN fails as well.
         if not math.isclose(result, expected, rel_tol=RESULT_TOLERANCE):
             raise click.ClickException(
                 f"After {steps_done} steps of the {cell}, the result of {first.name} is "
@@ -159,7 +159,7 @@ def _check_results(
 
 
 def training_targets(cells: Sequence[MeasuredCell]) -> list[Target]:
-    """Of the cells that were measured; each target stands next to its worst cell."""
+    """Return the targets of the cells that were measured, each next to its worst cell."""
 
     def worst(contestant: str, hidden: int | None) -> float | None:
         ratios = [

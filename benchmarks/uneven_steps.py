@@ -1,4 +1,4 @@
-"""What a step costs whose replicas have different numbers of rows, such as the last of an epoch.
+"""The cost of a step whose replicas have different numbers of rows, such as the last of an epoch.
 
 `python benchmarks/uneven_steps.py` prints this table.
 """
@@ -24,12 +24,12 @@ from rich.console import Console
 from targets import Target
 
 NAMES = {"optax": "2 layers, rx.Optimizer", "keras": "Keras, small convnet"}
-AT_MOST_SECONDS = {"optax": 1.0, "keras": 2.0}  # of the first uneven step
+AT_MOST_SECONDS = {"optax": 1.0, "keras": 2.0}  # for the first uneven step
 
 
 @dataclass(frozen=True)
 class UnevenTimes:
-    """Of one model, its uneven steps compiled or eager."""
+    """The times of one model, with its uneven steps compiled or eager."""
 
     model: str
     eager: bool
@@ -42,7 +42,7 @@ class UnevenTimes:
 
     @property
     def ratios(self) -> list[float]:
-        """How many full steps an uneven one takes, in each round."""
+        """The time of an uneven step, in full steps, in each round."""
         return [mine / full for mine, full in zip(self.uneven, self.full, strict=True)]
 
 
@@ -96,7 +96,7 @@ def uneven_targets(measured: Sequence[UnevenTimes]) -> list[Target]:
 @click.command()
 @click.option("--rounds", default=30, show_default=True, type=click.IntRange(min=2))
 def main(rounds: int) -> None:
-    """Times steps with 61 rows over two replicas, compiled and eager, against full ones."""
+    """Time steps with 61 rows over two replicas, compiled and eager, against full ones."""
     console = Console(width=WIDTH)
     console.print(describe_machine(), highlight=False)
     measured = measure_uneven(rounds)

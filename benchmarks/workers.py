@@ -1,7 +1,7 @@
 """One training step of several workers, which are processes of one device each.
 
 `python benchmarks/workers.py` prints this table alone; run.py prints it among the others. With
-`--parts` it prints what the steps of replicax and of DDP consist of instead.
+`--parts` it prints the parts of the steps of replicax and of DDP instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from targets import Target
 from training import TENSORFLOW, TORCH, Contestant, measure_cell
 
 WORKERS = 2
-# The first is what the others' times are divided by.
+# The others' times are divided by that of the first.
 TOGETHER = (
     Contestant("replicax_workers"),
     Contestant("jax_workers"),
@@ -132,7 +132,7 @@ def workers_targets(measured: Sequence[MeasuredCell]) -> list[Target]:
 def main(
     rounds: int, sittings: int, parts: bool, hiddens: tuple[str, ...], peer_environments: Path
 ) -> None:
-    """Times a training step of several workers."""
+    """Time a training step of several workers."""
     header = describe_machine()
     cells = [cell for cell in WORKERS_CELLS if not hiddens or str(cell.hidden) in hiddens]
     contestants = PARTS if parts else TOGETHER

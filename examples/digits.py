@@ -11,6 +11,8 @@ nothing else changes.
 
 from __future__ import annotations
 
+from typing import cast
+
 import click
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+from sklearn.utils import Bunch
 
 import replicax as rx
 
@@ -73,13 +76,13 @@ class Accuracy:
 
 
 def scaled(batch: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """A step of the pipeline: pixels from 0 to 1, instead of 0 to 16."""
+    """Scale pixels from 0 to 16 to 0 to 1: a step of the pipeline."""
     images, labels = batch
     return (images / 16).astype(np.float32), labels.astype(np.int32)
 
 
 def bar(done: int, total: int, text: str) -> str:
-    """A line that is written over and over."""
+    """Return a line that is written over and over."""
     width = 30
     filled = width * done // total
     return f"\r{'━' * filled}{'─' * (width - filled)} {done}/{total}  {text}"
@@ -96,7 +99,7 @@ def main(replicas: int | None, epochs: int, seed: int) -> None:
     else:
         strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
     console = Console(quiet=not rx.is_first_worker())  # the others would say the same
-    digits = load_digits()
+    digits = cast(Bunch, load_digits())
     train_images, test_images, train_labels, test_labels = train_test_split(
         digits.data, digits.target, test_size=0.2, random_state=seed, stratify=digits.target
     )
@@ -107,7 +110,7 @@ def main(replicas: int | None, epochs: int, seed: int) -> None:
         optimizer = rx.Optimizer(optax.adam(3e-3))
 
     def replica_step(images: jax.Array, labels: jax.Array) -> jax.Array:
-        """What one replica does with its share of a batch; in the last one it may be empty."""
+        """Train on one replica's share of a batch; in the last one it may be empty."""
         rows = rx.get_replica_context().all_reduce("SUM", float(len(labels)))
 
         def loss_fn() -> tuple[jax.Array, jax.Array]:
@@ -156,7 +159,7 @@ def main(replicas: int | None, epochs: int, seed: int) -> None:
     for batch in testing:
         test_step(*batch)
     table = Table(title="What ran where")
-    for heading in ("replica", "worker", "device", "rows a step"):
+    for heading in ("replica", "worker", "device", "rows/step"):
         table.add_column(heading, justify="right")
     devices = [device for (device,) in strategy.topology.devices]
     for replica, rows in enumerate(np.array_split(np.arange(GLOBAL_BATCH), len(devices))):

@@ -64,7 +64,7 @@ class Writer(nnx.Module):
 
 
 def read(pages: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The alphabet, the text to learn from, and that of every eighth page."""
+    """Return the alphabet, the text to learn from, and that of every eighth page."""
     texts = [page.read_text() for page in sorted(pages.glob("*.md"))]
     alphabet = sorted(set("".join(texts)))
     codes = {character: code for code, character in enumerate(alphabet)}
@@ -76,7 +76,7 @@ def read(pages: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def by_counting(known: np.ndarray, unseen: np.ndarray, alphabet: int) -> tuple[float, float]:
-    """The loss on `unseen` of who knows how often characters, and pairs of them, are in `known`."""
+    """Return the loss on `unseen` that counts of characters and pairs in `known` give."""
     pairs = np.full((alphabet, alphabet), 0.1)
     np.add.at(pairs, (known[:-1], known[1:]), 1)
     single = pairs.sum(0) / pairs.sum()
@@ -162,7 +162,7 @@ def main(replicas: int, steps: int, width: int, blocks: int, seed: int, pages: P
     print(f"Loss on unseen pages: {result():.3f}")
     print(f"By counting characters: {single:.3f}, pairs: {pairs:.3f}")
     keys = jax.random.split(jax.random.key(seed), 400)
-    written = write(model, unseen[:LENGTH], keys)
+    written = write(model, jnp.asarray(unseen[:LENGTH]), keys)
     print("".join(alphabet[code] for code in np.asarray(written)))
 
 

@@ -11,6 +11,8 @@ every replica divides by the size of the whole batch, because gradients are summ
 
 from __future__ import annotations
 
+from typing import cast
+
 import click
 import jax
 import numpy as np
@@ -18,6 +20,7 @@ import optax
 from flax import nnx
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+from sklearn.utils import Bunch
 
 import replicax as rx
 
@@ -49,7 +52,7 @@ def replica_step(
     images: jax.Array,
     labels: jax.Array,
 ) -> None:
-    """What one replica does with its share of a batch."""
+    """Train on one replica's share of a batch."""
 
     def loss_fn(model: Network) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         logits = model(images)
@@ -64,7 +67,7 @@ def replica_step(
 def replica_test(
     model: Network, metrics: nnx.MultiMetric, images: jax.Array, labels: jax.Array
 ) -> None:
-    """The same without training."""
+    """Do the same without training."""
     logits = model(images)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     metrics.update(logits=logits, labels=labels, values=losses)
@@ -80,7 +83,7 @@ def main(replicas: int | None, epochs: int, seed: int) -> None:
         strategy = rx.MultiWorkerMirroredStrategy()
     else:
         strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
-    digits = load_digits()
+    digits = cast(Bunch, load_digits())
     images = (digits.images[..., None] / 16).astype(np.float32)
     train_images, test_images, train_labels, test_labels = train_test_split(
         images,

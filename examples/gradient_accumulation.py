@@ -19,7 +19,7 @@ import replicax as rx
 ACCUMULATE, STEPS, BATCH = 4, 40, 8
 RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(STEPS * BATCH, 3)).astype(np.float32)
-LABELS = FEATURES @ np.float32([[1], [-2], [0.5]])
+LABELS = FEATURES @ np.array([[1], [-2], [0.5]], np.float32)
 
 
 def batches(strategy: rx.Strategy) -> rx.DistributedDataset:

@@ -8,9 +8,13 @@ after that is plain Keras. It is killed and started again without losing more th
 told where to keep its backup.
 """
 
+# Keras has no types, and type checkers guess wrong ones, such as `str` for `verbose`.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import os
+from typing import cast
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 
@@ -19,6 +23,7 @@ import keras
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+from sklearn.utils import Bunch
 
 import replicax as rx
 
@@ -26,7 +31,7 @@ GLOBAL_BATCH = 64
 
 
 def classifier() -> keras.Model:
-    """A small convolutional network."""
+    """Return a small convolutional network."""
     layers = keras.layers
     model = keras.Sequential(
         [
@@ -50,11 +55,12 @@ def classifier() -> keras.Model:
 
 def data() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """1,797 scanned digits of 8 by 8 pixels: those to learn from, and those to be tested with."""
-    digits = load_digits()
+    digits = cast(Bunch, load_digits())
     images = (digits.images[..., None] / 16).astype(np.float32)
-    learn, test, learn_labels, test_labels = train_test_split(
+    parts = train_test_split(
         images, digits.target, test_size=0.2, random_state=0, stratify=digits.target
     )
+    learn, test, learn_labels, test_labels = map(np.asarray, parts)
     return (learn, learn_labels), (test, test_labels)
 
 

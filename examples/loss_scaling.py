@@ -24,7 +24,7 @@ def main() -> tuple[float, list[float]]:
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     random = np.random.default_rng(0)
     features = random.normal(size=(GLOBAL_BATCH, 4)).astype(np.float32)
-    labels = features @ np.float32([[1], [-2], [3], [0.5]])
+    labels = features @ np.array([[1], [-2], [3], [0.5]], np.float32)
 
     with strategy.scope():
         weights = rx.Variable(np.zeros((4, 1), np.float32), name="weights")
@@ -74,7 +74,7 @@ def main() -> tuple[float, list[float]]:
         return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
 
     pipeline = rx.from_tensor_slices((features, labels)).batch(GLOBAL_BATCH).repeat(STEPS)
-    scales = []
+    loss, scales = float("inf"), []
     for step, (x, y) in enumerate(strategy.experimental_distribute_dataset(pipeline)):
         loss = float(train_step(x, y))
         scales.append(float(scale))

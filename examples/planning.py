@@ -1,4 +1,4 @@
-"""How much of a TPU a step needs, before there is one.
+"""Plan how much of a TPU a step needs, before there is one.
 
     python examples/planning.py
     replicax plan examples/planning.py:program --topology v5e:2x2 --topology v5e:16x16
@@ -29,7 +29,7 @@ def program(strategy: rx.Strategy) -> tuple[Callable[..., Any], tuple[Any, ...]]
     with strategy.scope():
         weights = [
             rx.Variable(
-                # A callable, so that nothing has to be computed where only its shape matters.
+                # A callable, so that nothing is computed where only its shape matters.
                 lambda a=a, b=b: jax.random.normal(jax.random.key(a), (a, b)) / np.sqrt(a),
                 name=f"weight_{number}",
             )

@@ -28,7 +28,8 @@ ROWS, BATCH, EPOCHS = 96, 8, 5
 STEPS = EPOCHS * ROWS // BATCH
 RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(ROWS, 3)).astype(np.float32)
-LABELS = FEATURES @ np.float32([1.0, -2.0, 0.5]) + RANDOM.normal(size=ROWS).astype(np.float32) / 10
+NOISE = RANDOM.normal(size=ROWS).astype(np.float32) / 10
+LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + NOISE
 
 
 class Accidents:

@@ -20,7 +20,8 @@ import replicax as rx
 ROWS, BATCH, EPOCHS = 100, 8, 4
 RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(ROWS, 3)).astype(np.float32)
-LABELS = FEATURES @ np.float32([1.0, -2.0, 0.5]) + RANDOM.normal(size=ROWS).astype(np.float32) / 10
+NOISE = RANDOM.normal(size=ROWS).astype(np.float32) / 10
+LABELS = FEATURES @ np.array([1.0, -2.0, 0.5], np.float32) + NOISE
 
 
 def train(replicas: int, directory: Path, *, interrupt_after: int | None = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Every strategy and both executions, for tests whose one body has to hold for all of them."""
+"""Every strategy and both executions, for tests whose one body must hold for all of them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,20 @@ def mirrored(count: int) -> Callable[[], rx.Strategy]:
 
 
 def logical(replicas: int, devices: int) -> Callable[[], rx.Strategy]:
-    """Replicas of several logical devices."""
+    """Return a maker of strategies whose replicas have several logical devices."""
     return lambda: rx.MirroredStrategy(
         cpus(replicas * devices), logical_devices_per_replica=devices
     )
+
+
+def in_parts(shape: tuple[int, ...], dtype: object) -> list[int]:
+    """Divide every variable along its largest dimension, however small it is."""
+    largest = max(shape, default=0)
+    return [2 if axis == shape.index(largest) else 1 for axis in range(len(shape))]
+
+
+def fully_sharded(count: int) -> Callable[[], rx.Strategy]:
+    return lambda: rx.FullyShardedStrategy(cpus(count), variable_partitioner=in_parts)
 
 
 def central(count: int, parameter_device: str) -> Callable[[], rx.Strategy]:
@@ -37,6 +47,7 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "mirrored 3": mirrored(3),
     "mirrored 8": mirrored(8),
     "mirrored 2 of 2": logical(2, 2),
+    "fully sharded 2": fully_sharded(2),
     "central 1": central(1, "CPU:0"),
     "central 2": central(2, "CPU:0"),
     "central 3, apart": central(3, "CPU:7"),
@@ -51,7 +62,7 @@ if "TF_CONFIG" in os.environ:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Among several workers, the tests that hold for every strategy."""
+    """Keep only the tests that hold for every strategy, if there are several workers."""
     if "TF_CONFIG" in os.environ:
         items[:] = [
             item
@@ -61,14 +72,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ]
 
 
-# They take long, or show what the others show too: `make test` leaves them to `make test-all`.
-SLOW_STRATEGIES = ("mirrored 3", "mirrored 8", "central 1")
+# `STRATEGIES="default,mirrored 2" make test` is over these only.
+CHOSEN = STRATEGIES
+if "STRATEGIES" in os.environ and "TF_CONFIG" not in os.environ:
+    CHOSEN = os.environ["STRATEGIES"].split(",")
+
+# For pyright alone, in `test_typed_idioms.py`.
+collect_ignore = ["typed_idioms.py"]
+
+# These take long, or show the same as others: `make test` leaves them to `make test-all`.
+SLOW_STRATEGIES = ("mirrored 1", "mirrored 3", "mirrored 8", "central 1", "central 3, apart")
 
 
 @pytest.fixture(
     params=[
         pytest.param(name, marks=pytest.mark.slow if name in SLOW_STRATEGIES else ())
-        for name in STRATEGIES
+        for name in CHOSEN
     ]
 )
 def strategy(request: pytest.FixtureRequest) -> rx.Strategy:
@@ -77,13 +96,13 @@ def strategy(request: pytest.FixtureRequest) -> rx.Strategy:
 
 @pytest.fixture(params=[x for x in ("mirrored 1", "mirrored 2", "workers") if x in STRATEGIES])
 def mirrored_strategy(request: pytest.FixtureRequest) -> rx.Strategy:
-    """One or two mirrored replicas, or those of all workers."""
+    """Return a strategy of one or two mirrored replicas, or that of all workers."""
     return STRATEGIES[request.param]()
 
 
 @pytest.fixture(params=["eager", "compiled"])
 def execution(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs a test twice: as it is, and with every function given to `run` an `rx.function`."""
+    """Run a test twice: as it is, and with every function given to `run` an `rx.function`."""
     if request.param == "compiled":
         run, within = rx.Strategy.run, []
         functions: dict[Callable, Callable] = {}  # a function that is run again is compiled once
@@ -104,5 +123,5 @@ def execution(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def two() -> rx.Strategy:
-    """Two mirrored replicas: the smallest case in which anything has to be kept in sync."""
+    """Return two mirrored replicas: the smallest case in which anything must be kept in sync."""
     return rx.MirroredStrategy(cpus(2))

@@ -15,14 +15,14 @@ import replicax as rx
 pytest.importorskip("flax", reason="Flax is not installed: pip install replicax[flax]")
 from flax import nnx
 
-ROWS = 12  # which one, two, three and four replicas can share
+ROWS = 12  # divisible by one, two, three and four replicas
 _random = np.random.default_rng(0)
 X = _random.normal(size=(ROWS, 4)).astype(np.float32)
 Y = _random.normal(size=(ROWS, 1)).astype(np.float32)
 
 
 class Model(nnx.Module):
-    """Two dense layers, and what else is asked for."""
+    """Two dense layers, and optionally batch normalization and dropout."""
 
     def __init__(self, *, norm: bool = False, axis_name: str | None = None, rate: float = 0.0):
         rngs = nnx.Rngs(0, dropout=1)
@@ -61,7 +61,7 @@ _differentiated = nnx.jit(nnx.value_and_grad(loss_fn, has_aux=True))
 
 
 def quick_step(model: Model, optimizer: Any, metrics: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The same with most of it compiled: eagerly, each operation takes 30 ms for each device."""
+    """Do the same, with most of it compiled: eagerly, each operation takes 30 ms per device."""
     (loss, errors), gradients = _differentiated(model, x, y)
     optimizer.update(model, gradients)
     metrics.update(values=errors)
@@ -69,7 +69,7 @@ def quick_step(model: Model, optimizer: Any, metrics: Any, x: jax.Array, y: jax.
 
 
 def numbers(*things: Any) -> dict[str, np.ndarray]:
-    """What all variables hold, by where they are."""
+    """Return the values of all variables, by path."""
     found = {}
     for index, thing in enumerate(things):
         for path, variable in nnx.iter_graph(thing):
@@ -90,26 +90,26 @@ def same(ours: tuple[Any, ...], expected: tuple[Any, ...], tolerance: float = 1e
 
 
 def shared(strategy: rx.Strategy, *batches: Any) -> list[Any]:
-    """Global batches, divided over the replicas."""
+    """Return global batches, divided over the replicas."""
     by_rows = rx.InputOptions(auto_shard_policy=rx.AutoShardPolicy.DATA)
     return list(strategy.experimental_distribute_dataset(list(batches), by_rows))
 
 
 def require_divided(strategy: rx.Strategy, program: str) -> None:
-    """Every device of the strategy has a part of the rows of `X`, and none has all of them."""
+    """Assert that every device of the strategy has a part of the rows of `X`, and none has all."""
     replicas = strategy.num_replicas_in_sync
     assert f"num_partitions={replicas}" in program.splitlines()[0]
     assert f"[{ROWS // replicas},4]" in program
     assert f"[{ROWS}," not in program
 
 
-# Two and four replicas; among workers, theirs.
+# Strategies of two and four replicas; among workers, theirs.
 TWO_AND_FOUR = {name: STRATEGIES[name] for name in ("workers",) if name in STRATEGIES} or {
     f"mirrored {count}": mirrored(count) for count in (2, 4)
 }
 
 
 def over(*names: str) -> Any:
-    """Runs a test over some of the strategies; among workers, over theirs."""
+    """Return a mark that runs a test over some of the strategies; among workers, over theirs."""
     chosen = [name for name in names if name in STRATEGIES] or list(STRATEGIES)
     return pytest.mark.parametrize("strategy", chosen, indirect=True)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from workers import Workers, running
@@ -65,17 +66,17 @@ class Packet:
 
 @dataclass
 class Rules:
-    """What happens to packets. Each attribute may be changed while the switch runs.
+    """The rules for packets. Each attribute may be changed while the switch runs.
 
     Args:
-      delay_ms: How long a packet is under way.
-      jitter_ms: By how much longer at most, at random.
+      delay_ms: The delay of a packet.
+      jitter_ms: The largest additional delay, at random.
       loss: The share of packets that get lost, at random.
       cut: Pairs (from, to) of hosts between which nothing passes in this direction.
       cut_hosts: Hosts from and to which nothing passes.
-      open_ports: Of hosts behind a firewall, the ports to which others may connect. Packets of
-        connections that the host has opened itself, or that are open already, pass.
-      closed_ports: Of other hosts, the ports to which others may not connect.
+      open_ports: For hosts behind a firewall, the ports to which others may connect. Packets of
+        connections that the host has opened itself, or that are already open, pass.
+      closed_ports: For other hosts, the ports to which others may not connect.
     """
 
     delay_ms: float = 0.0
@@ -105,7 +106,7 @@ class Rules:
 
 
 class Switch:
-    """Passes packets on between TUN devices, by their destination, in a thread."""
+    """A thread that forwards packets between TUN devices, by destination."""
 
     def __init__(self, devices: dict[str, int], rules: Rules) -> None:
         self._devices = devices
@@ -155,25 +156,38 @@ class Switch:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts that are connected: `prefixes[i]` starts a program on host i."""
+    """Connected hosts: `prefixes[i]` starts a program on host i."""
 
     addresses: list[str]
     prefixes: list[list[str]]
     rules: Rules
 
-    def run(self, arguments: Sequence[str], **environment: str) -> AbstractContextManager[Workers]:
-        """Start Python with `arguments` as a worker on each host."""
-        cluster = {"worker": [f"{address}:{PORT}" for address in self.addresses]}
-        tasks = [{"type": "worker", "index": index} for index in range(len(self.addresses))]
-        told = [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+    def run(
+        self,
+        arguments: Sequence[str],
+        told: Sequence[Sequence[str]] | None = None,
+        **environment: str,
+    ) -> AbstractContextManager[Workers]:
+        """Start Python with `arguments` as a worker on each host.
+
+        `told` are the addresses, or names, that each host is told; by default the right ones.
+        """
+        configs = []
+        for index, addresses in enumerate(told or [self.addresses] * len(self.addresses)):
+            cluster = {"worker": [f"{address}:{PORT}" for address in addresses]}
+            task = {"type": "worker", "index": index}
+            configs.append({"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})})
         return running(
-            arguments, cluster=[{**each, **environment} for each in told], prefix=self.prefixes
+            arguments, cluster=[{**each, **environment} for each in configs], prefix=self.prefixes
         )
 
 
 @contextlib.contextmanager
-def hosts(count: int) -> Iterator[Hosts]:
-    """Make hosts; skip the test where that is not permitted."""
+def hosts(count: int, names: Sequence[dict[str, str]] = ()) -> Iterator[Hosts]:
+    """Make hosts; skip the test where that is not permitted.
+
+    `names` are the names that each of them has in its /etc/hosts, with their addresses.
+    """
     if shutil.which("ip") is None:
         pytest.skip("needs `ip` (Debian: iproute2)")
     if not os.path.exists("/dev/net/tun"):
@@ -194,6 +208,13 @@ def hosts(count: int) -> Iterator[Hosts]:
                     f"{error.stderr.strip().splitlines()[-1]}"
                 )
             stack.callback(os.close, devices[address])
+        for namespace, known in zip(namespaces, names, strict=False):
+            folder = Path("/etc/netns") / namespace  # which `ip netns exec` lays over /etc
+            folder.mkdir(parents=True)
+            stack.callback(shutil.rmtree, folder)
+            lines = [f"{address} {name}\n" for name, address in known.items()]
+            (folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
+        for namespace, address in zip(namespaces, addresses, strict=True):
             _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", "tun0")
             _ip("-n", namespace, "link", "set", "lo", "up")
             _ip("-n", namespace, "link", "set", "tun0", "up")

@@ -40,7 +40,7 @@ class InMemoryConnection:
         return self._inbox.get()
 
     def close(self, reason: str = "is gone") -> None:
-        """The process of the worker ends."""
+        """Disconnect, as if the process of the worker had ended."""
         with self._lock:
             if not self.closed and self.index is not None:
                 self._hub.disconnect(self.index, reason)
@@ -52,7 +52,7 @@ class InMemoryConnection:
 
 
 class InMemoryCluster:
-    """`links[i]` is that of worker i; `close` it, or use it in a `with`."""
+    """A cluster whose `links[i]` is that of worker i; `close` it, or use it in a `with`."""
 
     def __init__(self, count: int) -> None:
         self.hub = Hub(members(count), "10.0.0.1:999")
@@ -75,4 +75,4 @@ class InMemoryCluster:
 
 
 def nothing() -> None:
-    """A `check` that has nothing to say."""
+    """Do nothing; for use as a `check`."""

@@ -1,7 +1,7 @@
-"""Kinds of training programs that users of JAX, Optax, Equinox and Flax linen write, in small.
+"""Small versions of training programs that users of JAX, Optax, Equinox and Flax linen write.
 
-Each is a function that makes a `Program`: where its state begins, and its step. The step is the
-user's own but for one call, `place.mean(gradients)`, which does nothing on one device.
+Each is a function that makes a `Program`: its initial state, and its step. The step is the user's
+own but for one call, `place.mean(gradients)`, which does nothing on one device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import optax
 
 import replicax as rx
 
-# Two and four replicas can share them, in two microbatches each; nothing else has this size.
+# It divides over two and four replicas, in two microbatches each; nothing else has this size.
 ROWS = 88
 FEATURES = 3
 WIDTH = 5
@@ -32,7 +32,7 @@ Params = Any
 
 
 class Place(Protocol):
-    """Where a program runs: what differs between one device and several replicas."""
+    """The place where a program runs: one device or several replicas."""
 
     axis: str | None  # the name by which JAX's collectives find the replicas
 
@@ -96,7 +96,7 @@ def loss_of(params: Params, batch: Batch) -> Any:
 
 
 def dict_and_sgd(place: Place) -> Program:
-    """A dict of arrays, and SGD by hand."""
+    """Make a program with a dict of arrays, and SGD by hand."""
 
     def step(params: Params, batch: Batch) -> Any:
         loss, grads = jax.value_and_grad(loss_of)(params, batch)
@@ -113,7 +113,7 @@ def functional(
     loss_fn: Callable[[Params, Batch], Any] = loss_of,
     **options: Any,
 ) -> Program:
-    """An Optax transformation whose state comes in and goes out with the parameters."""
+    """Make a program with an Optax transformation, whose state is passed with the parameters."""
     params = dense_params() if params is None else params
 
     def step(state: Any, batch: Batch) -> Any:
@@ -130,7 +130,7 @@ def dict_and_optax(place: Place) -> Program:
 
 
 def variables_and_optimizer(place: Place) -> Program:
-    """A nest of variables and an `rx.Optimizer`, against the functional program."""
+    """Make a program with a nest of variables and an `rx.Optimizer`, against the functional one."""
     if not isinstance(place, Replicas):
         program = functional(place, optax.adam(0.05))
         return Program(program.state, program.step, lambda state: state[0])
@@ -148,7 +148,7 @@ def variables_and_optimizer(place: Place) -> Program:
 
 
 def equinox_module(place: Place) -> Program:
-    """A module is the parameters; only its arrays are differentiated."""
+    """Make a program whose parameters are a module; only its arrays are differentiated."""
     import equinox as eqx
 
     model = eqx.nn.MLP(FEATURES, 1, WIDTH, 2, activation=jnp.tanh, key=jax.random.key(2))
@@ -169,7 +169,7 @@ def equinox_module(place: Place) -> Program:
 
 
 def equinox_variables(place: Place) -> Program:
-    """The arrays of a module are variables; its activation functions stay what they are."""
+    """Make a program in which the arrays of a module are variables; its functions stay."""
     import equinox as eqx
 
     if not isinstance(place, Replicas):
@@ -193,7 +193,7 @@ def equinox_variables(place: Place) -> Program:
 
 
 def equinox_frozen_and_dropout(place: Place) -> Program:
-    """One layer is frozen by a filter; every row has a key of its own for dropout."""
+    """Make a program with a layer frozen by a filter, and a key per row for dropout."""
     import equinox as eqx
 
     keys = jax.random.split(jax.random.key(3), 2)
@@ -226,7 +226,7 @@ def equinox_frozen_and_dropout(place: Place) -> Program:
 
 
 def equinox_state(place: Place) -> Program:
-    """Batch normalization, whose averages are in an `eqx.nn.State`, over the whole batch."""
+    """Make a program with batch normalization over the whole batch, with an `eqx.nn.State`."""
     import equinox as eqx
 
     axes = "row" if place.axis is None else ("row", place.axis)
@@ -266,7 +266,7 @@ def equinox_state(place: Place) -> Program:
 
 
 def linen_train_state(place: Place) -> Program:
-    """A `TrainState` of Flax linen with the averages of batch normalization beside it."""
+    """Make a program with a `TrainState` of Flax linen, and batch statistics beside it."""
     import flax.linen as nn
     from flax.training.train_state import TrainState
 
@@ -275,14 +275,14 @@ def linen_train_state(place: Place) -> Program:
 
         @nn.compact
         def __call__(self, x: Any) -> Any:
-            x = nn.Dense(WIDTH, use_bias=False)(x)  # as a bias, Adam would train rounding errors
+            x = nn.Dense(WIDTH, use_bias=False)(x)  # Adam would train rounding errors in a bias
             x = nn.BatchNorm(use_running_average=False, axis_name=self.axis)(x)
             return nn.Dense(1)(nn.relu(x))
 
     class State(TrainState):
         batch_stats: Any
 
-    # The name of the replicas means something in their program only.
+    # The axis name of the replicas exists only in their program.
     variables = Normalized(None).init(jax.random.key(5), X[:2])
     state = State.create(
         apply_fn=Normalized(place.axis).apply,
@@ -307,7 +307,7 @@ def linen_train_state(place: Place) -> Program:
 
 
 def averaged_params(place: Place) -> Program:
-    """An exponential moving average of the parameters, and its number of steps."""
+    """Make a program with an exponential moving average of the parameters, and its step count."""
     params, tx = dense_params(), optax.sgd(0.1)
     ema = optax.ema(0.9)
 
@@ -324,7 +324,7 @@ def averaged_params(place: Place) -> Program:
 
 def clipped_and_scheduled(place: Place) -> Program:
     schedule = optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 6)
-    # Of the gradients of the first steps, some are clipped and some are not.
+    # Some gradients of the first steps are clipped, and some are not.
     return functional(place, optax.chain(optax.clip_by_global_norm(0.8), optax.adamw(schedule)))
 
 
@@ -337,7 +337,7 @@ def schedule_free(place: Place) -> Program:
 
 
 def checkpoint_and_vmap(place: Place) -> Program:
-    """The loss of one row, for every row by `vmap`, its activations computed again."""
+    """Make a program with `vmap` over a loss of one row, whose activations are recomputed."""
 
     @jax.checkpoint
     def of_row(params: Params, x: Any, y: Any) -> Any:
@@ -350,7 +350,7 @@ def checkpoint_and_vmap(place: Place) -> Program:
 
 
 def bfloat16(place: Place) -> Program:
-    """Parameters of 16 bits: their gradients are rounded before they are averaged."""
+    """Make a program with 16-bit parameters: gradients are rounded before they are averaged."""
     params = jax.tree.map(lambda array: array.astype(jnp.bfloat16), dense_params())
 
     def loss_fn(params: Params, batch: Batch) -> Any:
@@ -361,7 +361,7 @@ def bfloat16(place: Place) -> Program:
 
 
 def scan_over_layers(place: Place) -> Program:
-    """Layers of one shape, one after another by `lax.scan`."""
+    """Make a program with a `lax.scan` over layers of one shape."""
     params = dense_params()
     params["layers"] = jax.random.normal(jax.random.key(6), (4, WIDTH, WIDTH)) / 2
 
@@ -375,7 +375,7 @@ def scan_over_layers(place: Place) -> Program:
 
 
 def scan_over_microbatches(place: Place) -> Program:
-    """Gradients of two halves of the batch, added up by `lax.scan`."""
+    """Make a program that adds up the gradients of two halves of the batch by `lax.scan`."""
     params, tx, halves = dense_params(), optax.adam(0.05), 2
 
     def step(state: Any, batch: Batch) -> Any:

@@ -1,6 +1,6 @@
-"""Small Keras models, and a whole life of each: built, fitted, evaluated, asked.
+"""Small Keras models, and the whole life of each: built, fitted, evaluated, asked.
 
-Among them are the kinds of programs on Keras' pages, in small.
+Among them are small versions of the programs on Keras' pages.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def contrastive(same: Any, apart: Any) -> Any:
 
 
 def bags() -> Any:
-    """Several instances have one label; attention weighs them."""
+    """Make a model of several instances with one label; attention weighs them."""
     instances = [keras.Input((5,)) for _ in range(3)]
     embedding, score = layers.Dense(8, activation="relu"), layers.Dense(1, use_bias=False)
     embedded = [embedding(each) for each in instances]
@@ -126,7 +126,7 @@ def bags() -> Any:
 
 
 def augmentation() -> Any:
-    """Layers that Keras does not compile, on any backend."""
+    """Make a model with layers that Keras does not compile, on any backend."""
     return keras.Sequential(
         [
             keras.Input((6, 6, 1)),
@@ -159,7 +159,7 @@ def vq_vae() -> Any:
 
 
 class Distiller(keras.Model):
-    """A student that learns of a teacher, and of the labels."""
+    """A student that learns from a teacher, and from the labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Autoencoder(keras.Model):
 
 
 class StatelessAutoencoder(Autoencoder):
-    """With the step that Keras has for JAX."""
+    """An autoencoder with the step that Keras has for JAX."""
 
     def train_step(self, state: Any, data: Any) -> Any:
         trainable, other, slots, metrics = state
@@ -229,7 +229,7 @@ class StatelessAutoencoder(Autoencoder):
 
 
 class StatefulAutoencoder(Autoencoder):
-    """With steps as they are for TensorFlow, but for `rx.value_and_grad` in place of the tape."""
+    """An autoencoder with steps as for TensorFlow, but with `rx.value_and_grad`, not a tape."""
 
     def train_step(self, data: Any) -> Any:
         value, gradients = rx.value_and_grad(
@@ -285,7 +285,7 @@ class Adversaries(keras.Model):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what it is compiled and fitted with."""
+    """A model, and what it is compiled and fitted with."""
 
     model: Callable[[], Any]
     x: Any
@@ -302,7 +302,7 @@ class Case:
     predicts: bool = False
     by_hand: bool = False  # because plain Keras has no such step on JAX
     like: str | None = None  # another case, whose results are the same
-    # How shapes begin in a program in which every device computes the whole batch.
+    # Shapes begin with this in a program in which every device computes the whole batch.
     whole: str | None = str(BATCH)
 
 
@@ -407,7 +407,7 @@ def policy(name: str):
 
 
 def life(case: Case, strategy: rx.Strategy | None) -> dict[str, np.ndarray]:
-    """What comes out of a model; without a strategy, of plain Keras."""
+    """Return the results of a model; without a strategy, those of plain Keras."""
     keras.utils.set_random_seed(5)
     with policy(case.policy), strategy.scope() if strategy else contextlib.nullcontext():
         model = case.model()
@@ -432,7 +432,7 @@ def life(case: Case, strategy: rx.Strategy | None) -> dict[str, np.ndarray]:
 
 
 def _by_hand(model: Any, x: np.ndarray, fit: dict[str, Any], evaluates: bool) -> Any:
-    """`fit` and `evaluate` as a loop, by steps that change the model, on one device."""
+    """Run `fit` and `evaluate` as a loop, by steps that change the model, on one device."""
     batches = [x[start : start + BATCH] for start in range(0, len(x), BATCH)]
 
     def epoch(step: Callable[[Any], Any]) -> Any:
@@ -447,5 +447,5 @@ def _by_hand(model: Any, x: np.ndarray, fit: dict[str, Any], evaluates: bool) ->
 
 @functools.cache
 def plain(name: str) -> dict[str, np.ndarray]:
-    """The same of Keras on one device."""
+    """Return the results of Keras on one device."""
     return life(CASES[CASES[name].like or name], None)

@@ -18,7 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def _optional(name: str) -> Any:
-    """A library that need not be there; imported here, because importing it changes the process."""
+    """Import a library that may be missing; do so early, as importing it changes the process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -49,7 +49,7 @@ def _batches(rows: np.ndarray, size: int) -> list[np.ndarray]:
 
 def _generator(rows: np.ndarray, size: int) -> Callable[[], Iterator[np.ndarray]]:
     def generate() -> Iterator[np.ndarray]:
-        memory = np.empty((size, *rows.shape[1:]), rows.dtype)  # used again for every batch
+        memory = np.empty((size, *rows.shape[1:]), rows.dtype)  # reused for every batch
         for batch in _batches(rows, size):
             memory[: len(batch)] = batch
             yield memory[: len(batch)]
@@ -61,7 +61,7 @@ def _torch_loader(rows: np.ndarray, size: int, **options: Any) -> Any:
     return TORCH.utils.data.DataLoader(Rows(TORCH.from_numpy(rows)), batch_size=size, **options)
 
 
-# What AUTO comes to for rows in memory, without its warning when there are several workers.
+# This is what AUTO becomes for rows in memory, without its warning with several workers.
 BY_ROWS = rx.InputOptions(auto_shard_policy="DATA")
 
 Maker = Callable[[np.ndarray, int], Any]
@@ -97,7 +97,7 @@ def require(name: str) -> None:
 
 
 def shares_of(strategy: rx.Strategy, elements: Any) -> list[list[Any]]:
-    """The replicas' parts of every element, as lists."""
+    """Return the replicas' parts of every element, as lists."""
     return [
         [np.asarray(part).tolist() for part in strategy.experimental_local_results(element)]
         for element in elements
@@ -110,7 +110,7 @@ RULES = ["even", "in_order"]
 def expected_shares(
     rows: Sequence[Any], size: int, replicas: int, rule: str = "even"
 ) -> list[list[Any]]:
-    """What SPEC says, spelled out: a batch is divided evenly, or fills the shares of a full one."""
+    """Divide by the rules of SPEC: a batch is divided evenly, or fills the shares of a full one."""
     steps = []
     for start in range(0, len(rows), size):
         batch = list(rows[start : start + size])
@@ -125,7 +125,7 @@ def expected_shares(
 
 
 def record_dataset(directory):
-    """Four files of four numbers each, in batches of four."""
+    """Write four files of four numbers each; return a dataset of them, in batches of four."""
     require("tf.data")
     paths = [f"{directory}/{number}.tfr" for number in range(1, 5)]
     for number, path in enumerate(paths):

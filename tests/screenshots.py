@@ -1,4 +1,4 @@
-"""Looks at pages with a real browser."""
+"""Screenshots of pages in a real browser."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def screenshot(page: Path, picture: Path, size: tuple[int, int], *, dark: bool = False) -> None:
-    """Has the browser draw a page."""
+    """Have the browser draw a page."""
     assert BROWSER is not None
     profile = picture.with_suffix(".profile")
     subprocess.run(
         [
             BROWSER,
             "--headless",
-            "--no-sandbox",  # which has no use here, and does not start in containers
+            "--no-sandbox",  # the sandbox has no use here, and does not start in containers
             "--disable-gpu",
             "--hide-scrollbars",
             f"--user-data-dir={profile}",
@@ -36,7 +36,7 @@ def screenshot(page: Path, picture: Path, size: tuple[int, int], *, dark: bool =
 
 
 def colours(picture: Path) -> Counter[str]:
-    """How many pixels of a PNG have which colour, such as "#2f6fb5"."""
+    """Count the pixels of a PNG by colour, such as "#2f6fb5"."""
     content = picture.read_bytes()
     width, height, depth, kind = struct.unpack(">IIBB", content[16:26])
     assert depth == 8
@@ -59,7 +59,7 @@ def colours(picture: Path) -> Counter[str]:
 
 
 def _unfilter(kind: int, line: bytearray, above: bytearray, size: int) -> None:
-    """Undoes what PNG does to a row, by https://www.w3.org/TR/png-3/#9Filters."""
+    """Undo the filter of a row of a PNG, by https://www.w3.org/TR/png-3/#9Filters."""
     for at in range(len(line)):
         left = line[at - size] if at >= size else 0
         corner = above[at - size] if at >= size else 0

@@ -18,9 +18,9 @@ class Training:
     """Two variables, an optimizer, a count of the rows seen, an iterator, a number.
 
     Args:
-      strategy: Any.
-      optimizer: Of a learning rate.
-      seed: Something that variables begin with.
+      strategy: Any strategy.
+      optimizer: Makes a transformation from a learning rate.
+      seed: A number that is added to the initial values of variables.
       compiled: Whether the step is an `rx.function`.
     """
 

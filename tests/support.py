@@ -1,4 +1,4 @@
-"""Comparisons."""
+"""Comparisons of values over replicas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import replicax as rx
 
 
 def equal(actual: Any, expected: Any, tolerance: float = 1e-6) -> None:
-    """Same shape, same numbers."""
+    """Assert that shapes and numbers are the same."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape, f"{actual} is not {expected}"
     np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def components_equal(strategy: rx.Strategy, value: Any, expected: Sequence[Any]) -> None:
-    """One component a replica, with these numbers; those of this process are looked at."""
+    """Assert that each replica has one component, with its number; only this process is checked."""
     components = strategy.experimental_local_results(value)
     assert len(expected) == strategy.num_replicas_in_sync
     local = [expected[replica] for replica in strategy.topology.local_replicas]
@@ -28,7 +28,7 @@ def components_equal(strategy: rx.Strategy, value: Any, expected: Sequence[Any])
 
 
 def copies_equal(strategy: rx.Strategy, value: Any, expected: Any) -> None:
-    """One component on each device of this process that holds variables, all with this number."""
+    """Assert that each local device that holds variables has a component with this number."""
     components = strategy.experimental_local_results(value)
     count = len(strategy.extended.parameter_devices)
     assert len(components) == count, f"{value} has not {count} components"
@@ -37,12 +37,12 @@ def copies_equal(strategy: rx.Strategy, value: Any, expected: Any) -> None:
 
 
 def per_replica(strategy: rx.Strategy, values: Sequence[Any]) -> rx.PerReplica:
-    """A value with `values[i]` on replica i."""
+    """Return a value with `values[i]` on replica i."""
     return strategy.experimental_distribute_values_from_function(
         lambda context: values[context.replica_id_in_sync_group]
     )
 
 
 def shares(strategy: rx.Strategy, rows: np.ndarray) -> rx.PerReplica:
-    """The rows of a global batch, divided over the replicas."""
+    """Divide the rows of a global batch over the replicas."""
     return per_replica(strategy, np.array_split(rows, strategy.num_replicas_in_sync))

@@ -20,7 +20,7 @@ from replicax import _nest
 
 
 class Encoding(collections.UserDict):
-    """Such as the batches of Hugging Face's tokenizers."""
+    """A mapping like the batches of Hugging Face's tokenizers."""
 
 
 class Settings(dict):
@@ -70,7 +70,7 @@ def make(request):
 
 
 def fields(nest):
-    """What was given to `make`."""
+    """Return the arguments of `make`."""
     if isinstance(nest, dict) and "inside" in nest:
         (inner,) = nest["inside"]
         assert isinstance(inner, Encoding)

@@ -1,4 +1,4 @@
-"""What is exported computes what the function computes, without replicax."""
+"""An exported program computes what the function computes, without replicax."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_single_replica_is_alone_and_may_say_so(tmp_path):
     def normalized(x):
         replica = rx.get_replica_context()
         mean = replica.all_reduce("MEAN", x.mean(0))
-        rows = replica.all_reduce("SUM", jnp.int32(3))
+        rows = replica.all_reduce("SUM", jnp.int32(3)), replica.all_reduce(rx.ReduceOp.MAX, x > 0)
         assert rx.get_strategy().num_replicas_in_sync == 1
         return replica.all_gather((x - mean) * weight, axis=0), rows
 
@@ -262,7 +262,7 @@ class Record:
         ((jnp.sin, 3, X), "must be the name of a file; got a int"),
         ((jnp.sin, "gs://bucket/model", X), "of this machine, or mounted there; got 'gs://"),
         ((jnp.sin, ".", X), "must name a file"),
-        ((jnp.sin, "model"), "was not told what the function is called with"),
+        ((jnp.sin, "model"), "needs the arguments of the function"),
         ((jnp.sin, "model", 3.0), r"got a float as argument \[0\]. Bind other values first"),
         ((jnp.sin, "model", rx.PerReplica([1, 2])), "got a replicax.PerReplica"),
         ((jnp.sin, "model", np.array(["word"])), "got a numpy.ndarray as argument"),

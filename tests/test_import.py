@@ -1,5 +1,7 @@
-"""What `import replicax` does, and does not do."""
+"""The effects of `import replicax`, and those it must not have."""
 
+import ast
+import functools
 import inspect
 import subprocess
 import sys
@@ -20,6 +22,61 @@ def run_python(code: str) -> str:
 def test_importing_starts_no_jax_backend():
     # JAX refuses this setting once a backend is up.
     run_python("import replicax, jax; jax.config.update('jax_num_cpu_devices', 3)")
+
+
+WHAT_JAX_HAS = """
+from jax._src import checkify, config, core, dtypes, pallas, tree_util, xla_bridge
+import jax.ad_checkpoint, jax.extend.core, jax.experimental.pallas
+
+
+def what_jax_has():
+    modules = (jax, jax.numpy, jax.lax, jax.tree, jax.tree_util, jax.nn, jax.random)
+    attributes = {
+        f"{module.__name__}.{name}": id(value)
+        for module in modules
+        for name, value in vars(module).items()
+    }
+    settings = {name: repr(state.value) for name, state in config.config_states.items()}
+    factories = {name: id(each.factory) for name, each in xla_bridge._backend_factories.items()}
+    registered = {
+        f"{table} {kind.__module__}.{kind.__qualname__}": id(handler)
+        for table, handlers in (
+            ("node", tree_util._registry),
+            ("aval", core.pytype_aval_mappings),
+            ("array", dtypes.canonicalize_value_handlers),
+        )
+        if isinstance(handlers, dict)  # JAX 0.12 has the third in C++, where it cannot be listed
+        for kind, handler in handlers.items()
+    }
+    others = {"XLA_FLAGS": os.environ.get("XLA_FLAGS"), "hooks": id(sys.excepthook)}
+    return {**attributes, **settings, **factories, **registered, **others}
+
+
+before = what_jax_has()
+import replicax
+after = what_jax_has()
+print(sorted(key for key in before | after if before.get(key) != after.get(key)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "changed"),
+    [
+        (None, []),
+        # Workers must come together before JAX starts. Which line has started it too early can be
+        # told only if it was noted, and that line may come before the first strategy is made.
+        ("{}", ["cpu"]),
+    ],
+)
+def test_importing_changes_nothing_in_jax(monkeypatch, config, changed):
+    """But for what is registered for our own classes."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if config is not None:
+        monkeypatch.setenv("TF_CONFIG", config)
+    differs = ast.literal_eval(run_python(f"import os, sys\nimport jax\n{WHAT_JAX_HAS}"))
+    ours = [name for name in differs if " replicax." in name]
+    assert len(ours) >= 10
+    assert [name for name in differs if name not in ours] == changed
 
 
 def test_importing_takes_no_optional_library_along():
@@ -68,9 +125,17 @@ def test_every_public_name_has_one_path(name):
     ],
 )
 def test_the_names_of_submodules_exist_and_have_docstrings(module):
-    names = getattr(module, "__all__", None) or [n for n in vars(module) if n[0].isupper()]
+    names = getattr(module, "__all__", None) or [
+        n for n in vars(module) if n[0].isupper() and n != "Any"
+    ]
     for name in names:
-        assert getattr(module, name).__doc__, f"{module.__name__}.{name} has no docstring"
+        thing = getattr(module, name)
+        assert thing.__doc__, f"{module.__name__}.{name} has no docstring"
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            path = thing.__module__.split(".")[1:]
+            public = functools.reduce(getattr, path, rx)
+            assert not any(part.startswith("_") for part in path)
+            assert thing in vars(public).values()
 
 
 def test_strategies_that_name_cpus_split_the_host_before_jax_is_up():

@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import replicax as rx
-from replicax import _known_bad
+from replicax import _known_bad, _once
 from replicax.doctor._versions import check_versions
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ CURE = "--xla_cpu_experimental_ynn_fusion_type=individual_dot"
 def jaxlib(monkeypatch):
     """Pretends that another version is installed, before or after JAX has started."""
     jax.devices()  # so that XLA has read its flags before they are made up
-    monkeypatch.setattr(_known_bad, "_warned", False)
+    monkeypatch.setattr(_once, "_said", _once._Said())
     monkeypatch.setenv("XLA_FLAGS", "--xla_one=1")
 
     def installed(version: str, *, started: bool) -> None:

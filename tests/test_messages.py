@@ -1,4 +1,4 @@
-"""What errors and hints say."""
+"""The texts of errors and hints."""
 
 from __future__ import annotations
 

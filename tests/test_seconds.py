@@ -1,4 +1,4 @@
-"""How long callers may have something wait: one rule for all."""
+"""The timeouts that callers may ask for: one rule for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real workers: processes on 127.0.0.1 that are told of each other by TF_CONFIG."""
+"""Real workers: processes on 127.0.0.1 that know of each other by TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Ended:
-    """How a worker ended: its exit code, what it wrote, and when, in seconds since the start."""
+    """The end of a worker: its exit code, its output, and the time in seconds since the start."""
 
     code: int | None
     output: str
@@ -29,7 +29,7 @@ class Ended:
 
 
 class Workers:
-    """Processes that run; `wait` for them."""
+    """Running processes; `wait` for them."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[Path]):
         self.processes = processes
@@ -40,7 +40,7 @@ class Workers:
         return self.outputs[worker].read_text(errors="replace")
 
     def wait_for(self, text: str, seconds: float = 60) -> None:
-        """Until all have written a text."""
+        """Wait until all have written a text."""
         deadline = time.monotonic() + seconds
         everyone = range(len(self.processes))
         while not all(text in self.output(worker) for worker in everyone):
@@ -48,7 +48,7 @@ class Workers:
             time.sleep(0.05)
 
     def wait(self, seconds: float, but: int | None = None) -> list[Ended]:
-        """Until all (`but` one) have ended, so long at most; who has not is killed: no code."""
+        """Wait until all (`but` one) have ended or time is up; kill the rest, which get no code."""
         deadline = time.monotonic() + seconds
         ended: dict[int, float] = {}
         awaited = set(range(len(self.processes))) - {but}
@@ -83,9 +83,9 @@ def running(
     cluster: Sequence[Mapping[str, str]] | None = None,
     prefix: Sequence[Sequence[str]] | None = None,
 ) -> Iterator[Workers]:
-    """Starts Python with `arguments` once a worker; `cluster` are other environments than usual.
+    """Start Python with `arguments` once per worker.
 
-    `prefix` are commands to start each of them by.
+    `cluster` has other environments than usual, and `prefix` a command to start each worker with.
     """
     base = {k: v for k, v in os.environ.items() if k not in ("TF_CONFIG", "XLA_FLAGS")}
     base["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
@@ -116,13 +116,13 @@ def running(
 def run(
     arguments: Sequence[str], seconds: float = 120, but: int | None = None, **options: object
 ) -> list[Ended]:
-    """Starts workers, and waits until they have ended, `but` one."""
+    """Start workers, and wait until they have ended, `but` one."""
     with running(arguments, **options) as group:  # type: ignore[arg-type]
         return group.wait(seconds, but)
 
 
 def message_of(kind: type[Exception], function: Callable[[], Any]) -> str:
-    """What an error says that has to be raised; for what workers tell of themselves."""
+    """Return the message of an error that must be raised; for what workers report."""
     try:
         function()
     except kind as error:

@@ -1,4 +1,4 @@
-"""What the contestants of the input iterate over: the same batches, of distinct rows.
+"""The batches that the input contestants iterate over: the same for all, of distinct rows.
 
 Only NumPy is imported here, because each contestant runs in an environment of its own.
 """
@@ -15,7 +15,7 @@ BATCHES = 64  # 51 MB of rows, in batches of 256
 
 
 def arrays_of(cell: Cell, batches: int = BATCHES) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of all batches, and their labels."""
+    """Return the rows of all batches, and their labels."""
     random = np.random.RandomState(1)
     count = batches * cell.global_batch
     rows = random.randn(count, FEATURES).astype(np.float32)
@@ -23,8 +23,8 @@ def arrays_of(cell: Cell, batches: int = BATCHES) -> tuple[np.ndarray, np.ndarra
 
 
 def stacks_of(cell: Cell, count: int) -> Iterator[list[np.ndarray]]:
-    """Rows and labels of the next `count` batches, along a new first axis; again and again."""
-    # Twice over, so that a stack is a view wherever it begins, and is copied by nobody.
+    """Yield rows and labels of the next `count` batches, along a new first axis, endlessly."""
+    # The arrays are doubled, so that a stack is a view wherever it begins, and is never copied.
     batches = [
         np.concatenate([array, array]).reshape(-1, cell.global_batch, *array.shape[1:])
         for array in arrays_of(cell)
@@ -36,7 +36,7 @@ def stacks_of(cell: Cell, count: int) -> Iterator[list[np.ndarray]]:
 
 
 def fingerprint(element: Any) -> float:
-    """A number for an element: a pair of values over replicas, the rows and the labels.
+    """Return a number for an element: a pair of values over replicas, the rows and the labels.
 
     Other rows, another order of them or another division over the replicas would change it. Both
     libraries' values have their components in `values`.

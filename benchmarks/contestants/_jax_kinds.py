@@ -1,4 +1,4 @@
-"""Training steps as users of JAX write them: what the two sides of `jax_program.py` share.
+"""Training steps as users of JAX write them, shared by the two sides of `jax_program.py`.
 
 A kind takes `mean`, which averages gradients over the replicas and does nothing where XLA divides
 the program, and the name of the replicas' axis where there is one. It makes the state and the step.
@@ -166,7 +166,7 @@ def bfloat16(mean: Mean, axis: str | None) -> tuple[Any, Step]:
 
 
 def scan_over_layers(mean: Mean, axis: str | None) -> tuple[Any, Step]:
-    """Also with `jax.checkpoint` around each layer."""
+    """Make a program that scans over layers, with `jax.checkpoint` around each."""
     first, *layers, last = params_of(FEATURES, *[HIDDEN] * 5, CLASSES)
     params = (first, jax.tree.map(lambda *arrays: jnp.stack(arrays), *layers), last)
 
@@ -187,7 +187,7 @@ def scan_over_microbatches(mean: Mean, axis: str | None) -> tuple[Any, Step]:
 
     def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
         params, opt_state = state
-        # Every microbatch has rows of all devices: the second dimension is the one that is split.
+        # Every microbatch has rows of all devices: the second dimension is split.
         parts = jax.tree.map(
             lambda a: a.reshape(-1, MICROBATCHES, *a.shape[1:]).swapaxes(0, 1), batch
         )

@@ -1,6 +1,6 @@
-"""What contestants that call `fit` share: the same Keras model, on the same arrays.
+"""The shared part of contestants that call `fit`: the same Keras model, on the same arrays.
 
-Imported once KERAS_BACKEND is set, in the environment of that backend.
+It is imported once KERAS_BACKEND is set, in the environment of that backend.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from _protocol import serve
 
 
 def serve_fit(make_model: Callable[[Cell], keras.Model], versions: Mapping[str, str]) -> None:
-    """Serves epochs of one `fit`: to the protocol, a whole epoch is one step."""
+    """Serve epochs of one `fit`: to the protocol, a whole epoch is one step."""
 
     def build(cell: Cell) -> Callable[[], float]:
         told = EpochsWhenTold()
 
-        # All of it in one thread, because Keras keeps a distribution for each.
+        # All of it runs in one thread, because Keras has one distribution per thread.
         def fit() -> None:
             model = make_model(cell)
             rows, _ = arrays_of(cell, EPOCH_ROWS // cell.global_batch)
-            # Something to learn: the losses of those who train otherwise would not agree.
+            # The labels can be learned: otherwise the losses of the contestants would not agree.
             labels = rows[:, :CLASSES].argmax(axis=1).astype(np.int32)
             model.fit(
                 rows,
                 labels,
                 batch_size=cell.global_batch,
                 epochs=sys.maxsize,
-                shuffle=False,  # or everybody would see other batches
+                shuffle=False,  # or contestants would see different batches
                 verbose=0,
                 callbacks=[told],
             )
@@ -46,7 +46,7 @@ def serve_fit(make_model: Callable[[Cell], keras.Model], versions: Mapping[str, 
 
 
 class EpochsWhenTold(keras.callbacks.Callback):
-    """Lets `fit`, which another thread has called, begin an epoch when it is told to."""
+    """A callback that lets `fit`, in another thread, begin an epoch when it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class EpochsWhenTold(keras.callbacks.Callback):
         self._losses: queue.SimpleQueue[float] = queue.SimpleQueue()
 
     def epoch(self) -> float:
-        """The mean loss of the next epoch's steps."""
+        """Run the next epoch, and return the mean loss of its steps."""
         self._begin.put(None)
         return self._losses.get()
 
@@ -67,7 +67,7 @@ class EpochsWhenTold(keras.callbacks.Callback):
 
 
 def model_of(cell: Cell) -> keras.Model:
-    """Has to be made in the scope of what distributes it."""
+    """Make the model; this must be called in the scope of what distributes it."""
     problem = problem_of(cell)
     model = keras.Sequential(
         [

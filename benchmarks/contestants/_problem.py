@@ -1,4 +1,4 @@
-"""What every contestant trains: the same network, from the same weights, on the same rows.
+"""The problem of every contestant: the same network, from the same weights, on the same rows.
 
 Only NumPy is imported here, because each contestant runs in an environment of its own.
 """
@@ -12,13 +12,13 @@ import numpy as np
 
 FEATURES = 784
 CLASSES = 10
-STEPS_A_CALL = 50  # of those who take several training steps by one call
-EPOCH_ROWS = 32_768  # of those who call `fit`
+STEPS_A_CALL = 50  # for contestants that take several training steps per call
+EPOCH_ROWS = 32_768  # for contestants that call `fit`
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One square of the comparison: the size of the problem and over how many replicas it runs."""
+    """One cell of the comparison: the size of the problem and the number of replicas."""
 
     hidden: int
     global_batch: int
@@ -39,7 +39,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Problem:
-    """The arrays of a cell; `rows` and `labels` hold one array a replica."""
+    """The arrays of a cell; `rows` and `labels` hold one array per replica."""
 
     weights: list[np.ndarray]
     biases: list[np.ndarray]

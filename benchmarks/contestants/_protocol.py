@@ -35,19 +35,19 @@ def serve(
     before_steps: Callable[[int], None] = lambda steps: None,
     after_steps: Callable[[], None] = lambda: None,
 ) -> None:
-    """Answers requests until the input ends.
+    """Answer requests until the input ends.
 
     Args:
-        build: Makes, for a cell, the function that takes one step; one of a training returns its
+        build: Makes, for a cell, the function that takes one step; a training step returns its
             loss.
         versions: The packages under test, for the report.
-        warmup_steps: How many steps there are before the first that is timed.
+        warmup_steps: The number of steps before the first timed one.
         fetch: Called with what the last step of a turn returned, for steps that return before they
             are done. It is timed.
-        result_of: Makes the number that all contestants have to agree in of what was fetched. It is
+        result_of: Makes a number of what was fetched, on which all contestants must agree. It is
             not timed.
         before_steps: Called with the number of steps before each timed turn.
-        after_steps: Called after each turn, the warm-up too, before it is answered.
+        after_steps: Called after each turn and after the warm-up, before the answer.
     """
     answers = answers_only()
 
@@ -69,9 +69,9 @@ def serve(
 
 
 def answers_only() -> TextIO:
-    """What was stdout; a library that prints there would break a protocol, and now it cannot.
+    """Return stdout for answers only: a library that prints there would break the protocol.
 
-    From here on everybody else prints to stderr.
+    From here on everything else is printed to stderr.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -81,7 +81,7 @@ def answers_only() -> TextIO:
 def take_steps(
     step: Callable[[], Any], steps: int, fetch: Callable[[Any], Any] = lambda returned: returned
 ) -> tuple[float, Any]:
-    """The seconds that a step took, and what was fetched of what the last one returned."""
+    """Take steps; return the seconds per step, and what was fetched of the last result."""
     returned = None
     start = time.perf_counter()
     for _ in range(steps):

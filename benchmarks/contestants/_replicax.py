@@ -1,6 +1,4 @@
-"""What contestants of replicax share: the training step as `MirroredStrategy` programs write it,
-and the distributed dataset.
-"""
+"""The shared part of replicax contestants: the training step, and the distributed dataset."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def mirrored_strategy(replicas: int) -> rx.Strategy:
 
 
 def training_of(cell: Cell, strategy: rx.Strategy) -> Callable[[Any, Any], jax.Array]:
-    """A training step of all replicas, from their rows and labels to the loss; not compiled."""
+    """Return a training step of all replicas, from rows and labels to the loss; not compiled."""
     problem = problem_of(cell)
     with strategy.scope():
         weights = [rx.Variable(weight) for weight in problem.weights]
@@ -67,7 +65,7 @@ def training_of(cell: Cell, strategy: rx.Strategy) -> Callable[[Any, Any], jax.A
 
 
 def constant_batch(cell: Cell, strategy: rx.Strategy) -> tuple[Any, Any]:
-    """Rows and labels, on the replicas' devices."""
+    """Return rows and labels, on the replicas' devices."""
     problem = problem_of(cell)
     return strategy.experimental_distribute_values_from_function(
         lambda context: (
@@ -78,6 +76,6 @@ def constant_batch(cell: Cell, strategy: rx.Strategy) -> tuple[Any, Any]:
 
 
 def distributed_arrays(cell: Cell, strategy: rx.Strategy) -> rx.DistributedDataset:
-    """Batches of arrays in memory, again and again."""
+    """Return batches of arrays in memory, repeated endlessly."""
     batches = rx.from_tensor_slices(arrays_of(cell)).batch(cell.global_batch).repeat()
     return strategy.experimental_distribute_dataset(batches)

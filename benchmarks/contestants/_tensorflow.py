@@ -28,7 +28,7 @@ def build(cell: Cell, compiled: bool) -> Callable[[], float]:
 def training_of(
     cell: Cell, strategy: tf.distribute.Strategy
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """A training step of all replicas, from their rows and labels to the loss."""
+    """Return a training step of all replicas, from their rows and labels to the loss."""
     problem = problem_of(cell)
     with strategy.scope():
         weights = [tf.Variable(weight) for weight in problem.weights]
@@ -61,12 +61,12 @@ def training_of(
 def constant_batch(
     cell: Cell, strategy: tf.distribute.Strategy, devices: Sequence[str]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rows and labels, on the replicas' devices, which are given by their names."""
+    """Return rows and labels, on the replicas' devices, which are given by their names."""
     problem = problem_of(cell)
 
     def share(context: tf.distribute.experimental.ValueContext) -> tuple[tf.Tensor, tf.Tensor]:
         replica = context.replica_id_in_sync_group
-        # Left alone, TensorFlow puts all shares on the first device and would copy them each step.
+        # By default TensorFlow puts all shares on the first device, and copies them in each step.
         with tf.device(devices[replica]):
             return tf.constant(problem.rows[replica]), tf.constant(problem.labels[replica])
 
@@ -76,13 +76,13 @@ def constant_batch(
 def distributed_arrays(
     cell: Cell, strategy: tf.distribute.Strategy
 ) -> tf.distribute.DistributedDataset:
-    """Batches of arrays in memory, again and again."""
+    """Return batches of arrays in memory, repeated endlessly."""
     batches = tf.data.Dataset.from_tensor_slices(arrays_of(cell)).batch(cell.global_batch)
     return strategy.experimental_distribute_dataset(batches.repeat())
 
 
 def split_cpu(count: int) -> list[str]:
-    """Splits the host CPU into that many devices, and names them."""
+    """Split the host CPU into so many devices, and return their names."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]

@@ -35,14 +35,14 @@ END_LIMIT_SECONDS = 4  # less than run.py waits for worker 0
 
 @dataclass(frozen=True)
 class Worker:
-    """One of the workers, and where all of them can be reached."""
+    """One of the workers, and the addresses of all of them."""
 
     index: int
     addresses: Sequence[str]
 
     @property
     def tf_config(self) -> str:
-        """As TensorFlow and replicax take it from the environment."""
+        """The value of TF_CONFIG, for TensorFlow and replicax."""
         return json.dumps(
             {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": self.index}}
         )
@@ -54,13 +54,13 @@ Build = Callable[[Cell, Worker], Callable[[], Any]]
 def serve_workers(
     build: Build, versions: Mapping[str, str], *, fetch: Callable[[Any], float] = float
 ) -> None:
-    """Answers requests until the input ends.
+    """Answer requests until the input ends.
 
     Args:
         build: Makes, for a cell and in each worker, the function that takes one step. It may return
             before the step is done.
         versions: The packages under test, for the report.
-        fetch: Waits for what the last step of a turn returned, and makes a number of it. It is
+        fetch: Waits for what the last step of a turn returned, and converts it to a number. It is
             timed.
     """
     if PLACE in os.environ:
@@ -100,7 +100,7 @@ def _serve_other(build: Build, fetch: Callable[[Any], float]) -> None:
 
 
 class _Requests:
-    """The lines of the input, read by a thread: a worker that hangs notices the end all the same.
+    """The lines of the input, read by a thread: even a worker that hangs notices the end.
 
     The workers wait for each other in every step, and some do so for minutes when one is gone.
     """
@@ -122,7 +122,7 @@ class _Requests:
 
 
 class _Others:
-    """The workers but the first, as it sees them. They end when it does: their input ends then."""
+    """The other workers, as the first one sees them. They end when it does, as their input ends."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[str]] = []
@@ -131,7 +131,7 @@ class _Others:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Not awaited: libraries have their workers take leave of each other when they exit.
+        # They are not awaited: some libraries synchronize their workers when they exit.
         for process in self._processes:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
@@ -151,14 +151,14 @@ class _Others:
             )
 
     def begin(self, steps: int) -> None:
-        """Tells them how many steps there will be, and waits until all of them begin."""
+        """Tell them how many steps there will be, and wait until all of them begin."""
         for process in self._processes:
             assert process.stdin is not None
             print(steps, file=process.stdin, flush=True)
         self._expect("ready")
 
     def wait(self) -> None:
-        """Until all of them have taken their steps: the next contestant has the machine alone."""
+        """Wait until all have taken their steps: the next contestant has the machine to itself."""
         self._expect("done")
 
     def _expect(self, expected: str) -> None:
@@ -170,12 +170,12 @@ class _Others:
 
 
 def nothing_to_compare(returned: Any) -> float:
-    """For steps that have waited already, and whose results are not compared."""
+    """Return 0, for steps that have waited already, and whose results are not compared."""
     return 0.0
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses on this machine that nobody uses; for now, nobody keeps them so."""
+    """Return addresses on this machine that are free for now; they are not reserved."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -16,7 +16,7 @@ from jax_shard_map import use_cpus
 def make_model(cell: Cell) -> keras.Model:
     use_cpus(cell.replicas)
     # XLA:CPU has as many threads as there are cores. Two for two devices are too few for steps that
-    # nobody awaits: they stop in an all-reduce for ever, and XLA then aborts the process.
+    # are not awaited: they hang in an all-reduce, and XLA then aborts the process.
     os.environ["NPROC"] = str(max(os.cpu_count() or 1, 2 * cell.replicas))
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     return model_of(cell)

@@ -1,6 +1,6 @@
-"""A compiled training step fed by a distributed dataset, and the same on one batch that stays.
+"""A compiled training step fed by a distributed dataset, and the same on one constant batch.
 
-Both in one process, with one program and one set of variables: only the input differs. Run as
+Both run in one process, with one program and one set of variables: only the input differs. Run as
 `fed_step.py '{"cell": {"hidden": 512, "global_batch": 256, "replicas": 2}, "rounds": 20,
 "steps": 10}'`, it prints one line of JSON; feeding.py asks.
 """
@@ -28,7 +28,7 @@ import replicax as rx
 
 
 def measure(*, cell: Mapping[str, int], rounds: int, steps: int) -> dict[str, object]:
-    """Seconds a step in each round, and the last loss."""
+    """Measure the seconds per step in each round; return them and the last loss."""
     asked = Cell(**cell)
     strategy = mirrored_strategy(asked.replicas)
     train = rx.function(training_of(asked, strategy))
@@ -63,18 +63,18 @@ def measure(*, cell: Mapping[str, int], rounds: int, steps: int) -> dict[str, ob
 def take_turns(
     step_of: Mapping[str, Callable[[], float]], rounds: int, steps: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """The seconds a step and the last loss of each one's turns."""
+    """Return the seconds per step and the last loss of each turn, by name."""
     names = list(step_of)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
             taken[name].append(take_steps(step_of[name], steps))
-        names.reverse()  # in every round the other one begins
+        names.reverse()  # they take turns in beginning a round
     return taken
 
 
 def check_batch(gathered: Sequence[Any], cell: Cell, number: int) -> None:
-    """Refuses the times of a dataset that does not give the rows in their order."""
+    """Refuse the times of a dataset that does not give the rows in their order."""
     rows = slice(number * cell.global_batch, (number + 1) * cell.global_batch)
     for array, got in zip(arrays_of(cell), gathered, strict=True):
         if not np.array_equal(array[rows], got):

@@ -1,4 +1,4 @@
-"""JAX by hand: several training steps by one call, a `lax.scan` inside the `jit(shard_map)`."""
+"""JAX by hand: several training steps per call, a `lax.scan` inside the `jit(shard_map)`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One kind of program of JAX users, by replicax and by its mesh form: what a step costs.
+"""The cost of a step in a kind of program of JAX users, by replicax and by its mesh form.
 
-Both in one process, on one mesh of two devices, from the same state. Run as
+Both run in one process, on one mesh of two devices, from the same state. Run as
 `jax_program.py '{"kind": "dict_and_adam", "rounds": 5, "steps": 10, "compiles": 3}'`, it prints one
 line of JSON; `benchmarks/jax_programs.py` asks.
 """
@@ -40,16 +40,16 @@ from flax import nnx
 import replicax as rx
 
 REPLICAS = 2
-# The kinds with state of its own, whose two sides are written differently.
+# These kinds have state of their own, and their two sides are written differently.
 VARIABLES, NNX = "variables_and_optimizer", "nnx_module"
 WARMUP_STEPS = 3
-TOLERANCE = 1e-3  # relative, of the losses; parameters of 16 bits are rounded per replica
+TOLERANCE = 1e-3  # relative, for losses; 16-bit parameters are rounded per replica
 
 Call = Callable[[], Any]  # a step, which returns the loss
 
 
 def mesh_form(strategy: rx.Strategy, name: str) -> Call:
-    """`jax.jit` of the step on the whole batch, which is laid out over the devices by rows."""
+    """Make a `jax.jit` of the step on the whole batch, whose rows are divided over the devices."""
     topology = strategy.topology
     if name == NNX:
         return _nnx_mesh_form(topology)
@@ -70,7 +70,7 @@ def mesh_form(strategy: rx.Strategy, name: str) -> Call:
 
 
 def replicax_form(strategy: rx.Strategy, name: str) -> Call:
-    """`strategy.run` of the step on each replica's rows."""
+    """Make a `strategy.run` of the step on each replica's rows."""
     rows = strategy.split(batch())
     if name == VARIABLES:
         return _with_variables(strategy, rows)
@@ -167,16 +167,16 @@ def _nnx_replicax_form(strategy: rx.Strategy, rows: Any) -> Call:
 
 
 def measure_first(*, kind: str, first: str) -> dict[str, object]:
-    """Seconds of the first step in this process, by one of the forms."""
+    """Measure the seconds of the first step in this process, by one of the forms."""
     form = {"replicax": replicax_form, "mesh": mesh_form}[first]
     return {"first": _seconds(form(mirrored_strategy(REPLICAS), kind))}
 
 
 def measure(*, kind: str, rounds: int, steps: int, compiles: int) -> dict[str, object]:
-    """Seconds: of each step that compiles, and of the median later step of each round."""
+    """Measure the seconds of steps that compile, and of the median later step of each round."""
     strategy = mirrored_strategy(REPLICAS)
     forms = {"replicax": replicax_form, "mesh": mesh_form}
-    for form in forms.values():  # what the very first compilation pays for belongs to neither
+    for form in forms.values():  # neither pays for the very first compilation
         _seconds(form(strategy, "dict_and_sgd"))
     compiling: list[list[float]] = []
     calls: list[Call] = []
@@ -205,7 +205,7 @@ def measure(*, kind: str, rounds: int, steps: int, compiles: int) -> dict[str, o
 
 
 def take_turns(calls: Sequence[Call], steps: int) -> list[list[float]]:
-    """Return a row per turn: the seconds of one step of each."""
+    """Return a row per turn: the seconds of one step of each call."""
     return [[_seconds(call) for call in calls] for _ in range(steps)]
 
 

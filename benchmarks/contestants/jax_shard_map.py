@@ -31,7 +31,7 @@ def use_cpus(count: int) -> None:
 
 
 def training_of(cell: Cell) -> Callable[[], jax.Array]:
-    """A training step on all devices, whichever processes they belong to."""
+    """Return a training step on all devices, whichever processes they belong to."""
     problem = problem_of(cell)
     training = Training(cell, step_of(cell), SPLIT)
     batch = training.put((np.concatenate(problem.rows), np.concatenate(problem.labels)))
@@ -41,7 +41,7 @@ def training_of(cell: Cell) -> Callable[[], jax.Array]:
 class Training:
     """A compiled step on all devices, and the parameters, which each call replaces.
 
-    `split` says how what a call takes is divided over the replicas.
+    `split` says how the arguments of a call are divided over the replicas.
     """
 
     def __init__(self, cell: Cell, step: Step, split: PartitionSpec) -> None:
@@ -63,7 +63,7 @@ class Training:
         )
 
     def put(self, arrays: Any) -> Any:
-        """Rows and labels, on the replicas' devices."""
+        """Put rows and labels on the replicas' devices."""
         return jax.device_put(arrays, self._split)
 
     def train(self, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -72,7 +72,7 @@ class Training:
 
 
 def step_of(cell: Cell) -> Step:
-    """A training step of one replica, which sums over all of them; not compiled."""
+    """Return a training step of one replica, which sums over all of them; not compiled."""
 
     def loss_of(layers: Layers, rows: jax.Array, labels: jax.Array) -> jax.Array:
         hidden = rows

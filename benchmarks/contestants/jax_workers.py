@@ -1,4 +1,4 @@
-"""JAX by hand on several workers: `jax.distributed`, then as `jax_shard_map` does it."""
+"""JAX by hand on several workers: `jax.distributed`, then the same as `jax_shard_map`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax_shard_map import training_of
 def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
     jax.config.update("jax_platforms", "cpu")
     jax.distributed.initialize(worker.addresses[0], len(worker.addresses), worker.index)
-    return training_of(cell)  # whose steps are dispatched, and awaited at the end of a turn
+    return training_of(cell)  # its steps are dispatched, and awaited at the end of a turn
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""replicax: iterates over a distributed dataset, and does nothing else."""
+"""replicax: iteration over a distributed dataset, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from _replicax import VERSIONS, distributed_arrays, mirrored_strategy
 
 def build(cell: Cell) -> Callable[[], Any]:
     iterator = iter(distributed_arrays(cell, mirrored_strategy(cell.replicas)))
-    # Waits for the arrays of each replica, because TensorFlow hands out what is there.
+    # It waits for the arrays of each replica, because TensorFlow returns only finished arrays.
     return lambda: jax.block_until_ready(next(iterator))
 
 

@@ -1,4 +1,4 @@
-"""replicax: as many training steps as the others take by one call, each a call of its own."""
+"""replicax: as many training steps as the others take per call, each in a call of its own."""
 
 from __future__ import annotations
 

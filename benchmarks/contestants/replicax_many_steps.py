@@ -1,4 +1,4 @@
-"""replicax: several training steps by one call, which is one program."""
+"""replicax: several training steps per call, which is one program."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a training step of replicax on several workers consists of, a part at a time.
+"""The parts of a training step of replicax on several workers, one at a time.
 
-Started with the name of a part, e.g. `replicax_parts.py compute`; workers.py asks.
+workers.py starts it with the name of a part, e.g. `replicax_parts.py compute`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import replicax as rx
 
 
 def compute(cell: Cell, worker: Worker) -> Callable[[], Any]:
-    """Every worker trains by itself, at the same time: all of a step but the communication."""
+    """Make a step of each worker alone, at the same time: all of a step but the communication."""
     problem = problem_of(cell)
     train = rx.function(training_of(cell, mirrored_strategy(1)))
     rows, labels = (
@@ -30,7 +30,7 @@ def compute(cell: Cell, worker: Worker) -> Callable[[], Any]:
 
 
 def all_reduce(cell: Cell, worker: Worker) -> Callable[[], Any]:
-    """Nothing but the sums over the workers: of the gradients and of the loss."""
+    """Make a step that only sums over the workers: the gradients and the loss."""
     strategy = _joined(worker)
     gradients = _of_all(strategy, [*problem_of(cell).weights, *problem_of(cell).biases])
     loss = _of_all(strategy, problem_of(cell).biases[0][0])
@@ -47,7 +47,7 @@ def all_reduce(cell: Cell, worker: Worker) -> Callable[[], Any]:
 
 
 def call(cell: Cell, worker: Worker) -> Callable[[], Any]:
-    """A compiled step that does nothing: what a call takes. It is in both of the above."""
+    """Make a compiled step that does nothing: the cost of a call, included in both of the above."""
     strategy = _joined(worker)
     loss = _of_all(strategy, problem_of(cell).biases[0][0])
     step = rx.function(lambda loss: strategy.run(lambda value: value + 1, args=(loss,)))

@@ -26,7 +26,7 @@ def measure(
     source_seconds: float,
     step_seconds: float,
 ) -> dict[str, list[float]]:
-    """Seconds of each epoch, from `iter` until it is at its end."""
+    """Measure the seconds of each epoch, from `iter` to its end."""
     asked = Cell(**cell)
     rows, labels = (array[: asked.global_batch] for array in arrays_of(asked))
 
@@ -41,7 +41,7 @@ def measure(
         start = time.perf_counter()
         taken = 0
         for _ in dataset:
-            # Stands for a step that a device is busy with: the host waits, without the GIL.
+            # This stands for a step on a busy device: the host waits, without the GIL.
             time.sleep(step_seconds)
             taken += 1
         seconds = time.perf_counter() - start

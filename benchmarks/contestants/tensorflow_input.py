@@ -1,4 +1,4 @@
-"""TensorFlow: iterates over a distributed dataset, and does nothing else."""
+"""TensorFlow: iteration over a distributed dataset, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow: several training steps by one call, a loop inside the `tf.function`."""
+"""TensorFlow: several training steps per call, a loop inside the `tf.function`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The smallest step there is, in replicax and by hand in JAX: what a call and a first call cost.
+"""The smallest possible step, in replicax and by hand in JAX: the cost of first and later calls.
 
-Both in one process, on one mesh. Run as
+Both run in one process, on one mesh. Run as
 `tiny_step.py '{"replicas": 2, "variables": 10, "rounds": 7, "calls": 200, "compiles": 3}'`, it
 prints one line of JSON; overhead.py and scaling.py ask.
 """
@@ -32,19 +32,19 @@ Step = Callable[[], jax.Array]
 
 class Contestant(Protocol):
     def build(self, *, collective: bool) -> Step:
-        """A step that is not compiled yet; `collective`: what it returns is summed over replicas.
+        """Make a step that is not compiled yet; its result is summed over replicas if `collective`.
 
-        Called, it returns an array to wait for.
+        When called, it returns an array to wait for.
         """
         ...
 
     def value(self) -> float:
-        """What a variable has become."""
+        """Return the value of a variable."""
         ...
 
 
 class Replicax:
-    """A step adds a constant to every variable, and sums each replica's rows."""
+    """A program whose step adds a constant to every variable, and sums each replica's rows."""
 
     def __init__(self, strategy: rx.Strategy, variables: int) -> None:
         self._strategy = strategy
@@ -115,9 +115,9 @@ class Jax:
 def measure(
     *, replicas: int, variables: int, rounds: int, calls: int, compiles: int
 ) -> dict[str, object]:
-    """Seconds: of each first call, and of the median later call of each round."""
+    """Measure the seconds of each first call, and of the median later call of each round."""
     strategy = mirrored_strategy(replicas)
-    # What the very first compilation pays for is nobody's in particular.
+    # The very first compilation costs more, and is not measured.
     for warmer in (Replicax(strategy, 1), Jax(strategy, 1)):
         seconds_of(warmer.build(collective=True))
     contestants: tuple[Contestant, ...] = (
@@ -128,7 +128,7 @@ def measure(
         [seconds_of(contestant.build(collective=True)) for contestant in contestants]
         for _ in range(compiles)
     ]
-    # No collective here: what it takes for replicas that are threads to meet would hide the rest.
+    # There is no collective here: the time for replicas in threads to meet would hide the rest.
     steps = [contestant.build(collective=False) for contestant in contestants]
     take_turns(steps, WARMUP_CALLS)
     later_calls = [
@@ -150,7 +150,7 @@ def measure(
 
 
 def take_turns(steps: Sequence[Step], calls: int) -> list[list[float]]:
-    """A row a turn: the seconds of one call of each step."""
+    """Return a row per turn: the seconds of one call of each step."""
     return [[seconds_of(step) for step in steps] for _ in range(calls)]
 
 

@@ -1,4 +1,4 @@
-"""PyTorch: `DistributedDataParallel` over gloo, a process with one thread for each replica."""
+"""PyTorch: `DistributedDataParallel` over gloo, one process with one thread per replica."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def build(cell: Cell, worker: Worker) -> Callable[[], float]:
-    """The training step of one replica; it waits in every step for the others."""
+    """Return the training step of one replica, which waits for the others."""
     join(worker)
     problem = problem_of(cell)
     model = DistributedDataParallel(network_of(cell))

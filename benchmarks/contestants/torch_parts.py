@@ -1,6 +1,6 @@
-"""What a training step of PyTorch's DDP consists of, a part at a time.
+"""The parts of a training step of PyTorch's DDP, one at a time.
 
-Started with the name of a part, e.g. `torch_parts.py compute`; workers.py asks.
+workers.py starts it with the name of a part, e.g. `torch_parts.py compute`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 
 def compute(cell: Cell, worker: Worker) -> Callable[[], Any]:
-    """Every worker trains by itself, at the same time: all of a step but the communication."""
+    """Make a step of each worker alone, at the same time: all of a step but the communication."""
     torch.set_num_threads(1)
     problem = problem_of(cell)
     model = torch_ddp.network_of(cell)
@@ -37,7 +37,7 @@ def compute(cell: Cell, worker: Worker) -> Callable[[], Any]:
 
 
 def all_reduce(cell: Cell, worker: Worker) -> Callable[[], Any]:
-    """Nothing but the sums over the workers: of the gradients, in one piece, and of the loss."""
+    """Make a step that only sums over the workers: the gradients, in one piece, and the loss."""
     torch_ddp.join(worker)
     parameters = torch_ddp.network_of(cell).parameters()
     gradients = torch.zeros(sum(parameter.numel() for parameter in parameters))

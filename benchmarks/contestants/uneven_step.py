@@ -1,8 +1,8 @@
 """A training step whose replicas have different numbers of rows, after steps of full batches.
 
 Run as `uneven_step.py '{"model": "optax", "eager": false, "rounds": 20}'`, it prints one line of
-JSON; uneven_steps.py asks. `eager` runs the uneven steps as Python, on the replicas in turn, which
-is what becomes of those that are no single program.
+JSON; uneven_steps.py asks. `eager` runs the uneven steps as Python, on the replicas in turn, as
+happens to steps that are not a single program.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Step = Callable[[Any, Any], jax.Array]
 
 
 def optax_step(strategy: rx.Strategy) -> Step:
-    """Of a network of two layers, with Adam of Optax."""
+    """Make a step of a network of two layers, with Adam of Optax."""
     numbers = np.random.default_rng(0)
     with strategy.scope():
         weights = [
@@ -53,7 +53,7 @@ def optax_step(strategy: rx.Strategy) -> Step:
 
 
 def keras_step(strategy: rx.Strategy) -> Step:
-    """Of a small convolutional network of Keras, with its Adam and a metric."""
+    """Make a step of a small convolutional network of Keras, with its Adam and a metric."""
     import keras
 
     with strategy.scope():
@@ -86,7 +86,7 @@ def keras_step(strategy: rx.Strategy) -> Step:
 
 
 def measure(*, model: str, eager: bool, rounds: int) -> dict[str, object]:
-    """Seconds: of the first uneven step, and of later ones in turns with full ones."""
+    """Measure the seconds of the first uneven step, and of later ones in turns with full ones."""
     strategy = mirrored_strategy(REPLICAS)
     step = {"optax": optax_step, "keras": keras_step}[model](strategy)
     compilations: list[float] = []
@@ -133,7 +133,7 @@ def measure(*, model: str, eager: bool, rounds: int) -> dict[str, object]:
 
 
 def batches_of(strategy: rx.Strategy, count: int) -> Any:
-    """An iterator over batches of so many rows, for ever."""
+    """Return an endless iterator over batches of so many rows."""
     numbers = np.random.default_rng(count)
     rows = numbers.normal(size=(count, FEATURES)).astype(np.float32)
     labels = numbers.integers(0, CLASSES, count).astype(np.int32)

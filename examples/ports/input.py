@@ -111,7 +111,7 @@ def main(replicas: int | None, path: str | None) -> None:
 
     # 5. The loop in a function.
     @rx.function
-    def epoch(dataset: rx.DistributedDataset) -> jax.Array:
+    def epoch(dataset: rx.DistributedDataset) -> jax.Array | float:
         total, steps = 0.0, 0
         for batch in dataset:
             total += step(batch)

@@ -9,6 +9,9 @@ the chief's is kept. With `--kill-at` worker 1 kills itself after that step, onc
 all resume there. docs/ports/keras_workers.md has it beside the TensorFlow program.
 """
 
+# Keras has no types, and type checkers guess wrong ones, such as `str` for `verbose`.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import os
@@ -61,12 +64,13 @@ class KillOnce(keras.callbacks.Callback):
         self._step, self._mark = step, mark
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        assert self.model is not None
         if int(self.model.optimizer.iterations) == self._step and not self._mark.exists():
             self._mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def save(model: keras.Model, directory: Path, strategy: rx.Strategy) -> Path:
+def save(model: keras.Model, directory: Path, strategy: rx.MultiWorkerMirroredStrategy) -> Path:
     """Save on every worker, and keep what the chief has written.
 
     Saving may need all workers, as reading some variables does; so all call it, each with a path of

@@ -1,4 +1,4 @@
-"""What the ports and their TensorFlow twins share: the data, and the initial weights.
+"""The common ground of the ports and their TensorFlow twins: data and initial weights.
 
 It needs NumPy and scikit-learn alone, so that both sides can import it. The rows are shuffled once,
 here: each library shuffles in an order of its own, and losses can be compared only over the same
@@ -11,9 +11,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from sklearn.datasets import load_digits
+from sklearn.utils import Bunch
 
 Rows = tuple[np.ndarray, np.ndarray]
 
@@ -22,7 +24,7 @@ LEARN = 1437  # of 1,797; the rest is for testing
 
 def digits() -> tuple[Rows, Rows]:
     """Return images of 8 by 8 pixels and their labels: those to learn from, those to test with."""
-    data = load_digits()
+    data = cast(Bunch, load_digits())
     order = np.random.default_rng(0).permutation(len(data.target))
     images = (data.images[order, :, :, None] / 16).astype(np.float32)
     labels = data.target[order].astype(np.int32)

@@ -3,7 +3,7 @@
 Write a training step once; a strategy decides on which devices and in how many replicas it runs.
 """
 
-from typing import Any
+import typing as _typing
 
 from replicax import (
     cluster_resolver,
@@ -23,6 +23,7 @@ from replicax._enums import (
     VariableAggregation,
     VariableSynchronization,
 )
+from replicax._rank_zero import is_first_worker, print
 from replicax.checkpoint import (
     Checkpoint,
     CheckpointManager,
@@ -50,8 +51,8 @@ from replicax.input import (
 )
 from replicax.integrations.optax import Optimizer
 from replicax.losses import compute_average_loss, scale_regularization_loss
-from replicax.reporting import is_first_worker, print
 from replicax.strategies import (
+    FullyShardedStrategy,
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
@@ -69,7 +70,7 @@ from replicax.topology import Topology
 from replicax.values import DistributedValues, Mirrored, PerReplica, first
 
 # `rx.variables` is the function, and hides the package of that name, which users do not need;
-# `from replicax.variables import ...` goes on working.
+# `from replicax.variables import ...` still works.
 from replicax.variables import (
     IndexedSlices,
     Variable,
@@ -94,6 +95,7 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "FullyShardedStrategy",
     "GradientReduction",
     "HierarchicalCopyAllReduce",
     "IndexedSlices",
@@ -154,14 +156,14 @@ __all__ = [
     "variables",
 ]
 
-# One public path a name: tracebacks, `repr` and documentation say `replicax.Variable`.
+# One public path per name: that of a name that is also part of `rx.parts`, say, is here.
 for _thing in [globals()[name] for name in __all__]:
     if getattr(_thing, "__module__", "").startswith("replicax."):
         _thing.__module__ = "replicax"
 
 
-def __getattr__(name: str) -> Any:
-    """What needs a library that need not be there."""
+def __getattr__(name: str) -> _typing.Any:
+    """Return a name that needs an optional library."""
     if name != "BackupAndRestore":
         raise AttributeError(f"module 'replicax' has no attribute {name!r}")
     try:

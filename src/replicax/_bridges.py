@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 from replicax import _context
 
@@ -23,40 +23,43 @@ if TYPE_CHECKING:
 
 _MODULES = {"keras": "replicax.integrations.keras", "flax.nnx": "replicax.integrations.flax"}
 
+# A bridge's notes on one compiled function, kept between its calls, under keys of its own.
+Memory: TypeAlias = dict[object, Any]
+
 
 class Bridge(Protocol):
-    """How one library takes part."""
+    """The way in which one library takes part."""
 
     def follow(self) -> None:
-        """Called when another strategy has become current, or none."""
+        """Note that another strategy has become current, or none."""
         ...
 
-    def surround(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """What is called in place of a user's function, inside of its context."""
+    def surround(self, fn: Callable[..., object]) -> Callable[..., object]:
+        """Return the function that replaces a user's function, inside its context."""
         ...
 
-    def away(self) -> AbstractContextManager[Any]:
-        """For as long as others run, with the same objects.
+    def suspended(self) -> AbstractContextManager[object]:
+        """Return a context in which others may use the same objects.
 
         That is while an eager replica waits and, in a program, while the replicas run.
         """
         ...
 
     def variable(self, value: Any) -> Variable | None:
-        """The variable that stands for `value`, if that is a variable of the library."""
+        """Return the variable that stands for `value`, if that is a variable of the library."""
         ...
 
     def fingerprint(
-        self, fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]
+        self, fn: Callable[..., object], leaves: Sequence[object], memory: Memory
     ) -> Hashable:
-        """What a program of `fn`, for arguments with these leaves, depends on besides arrays.
+        """Return the state besides arrays on which a program of `fn` for these leaves depends.
 
         It is asked before every call of a compiled function. `memory` is that function's.
         """
         ...
 
-    def examine(self, constants: Sequence[Any], variables: Sequence[Variable]) -> None:
-        """Looks at the constants of a program that uses these variables; refuses wrong ones."""
+    def examine(self, constants: Sequence[object], variables: Sequence[Variable]) -> None:
+        """Look at the constants of a program that uses these variables; refuse wrong ones."""
         ...
 
 
@@ -71,39 +74,44 @@ def _loaded() -> list[Bridge]:
     return list(_bridges.values())
 
 
+def take_back(library: str) -> Bridge | None:
+    """Forget the bridge of a library, and return it; the next scope loads another one."""
+    return _bridges.pop(library, None)
+
+
 def load() -> None:
-    """Loads the bridges of the libraries that are there: before arguments are taken apart."""
+    """Load the bridges of the imported libraries, before arguments are flattened."""
     _loaded()
 
 
 def follow() -> None:
-    """Tells the bridges that another strategy has become current."""
+    """Tell the bridges that another strategy has become current."""
     if _late_imports not in sys.meta_path:
         sys.meta_path.insert(0, _late_imports)
     for bridge in _loaded():
         bridge.follow()
 
 
-def surrounded(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, as it is to be called where variables of other libraries need help."""
+def surrounded(fn: Callable[..., object]) -> Callable[..., Any]:
+    """Return `fn` as it is to be called where variables of other libraries need help."""
     for bridge in _loaded():
         fn = bridge.surround(fn)
     return fn
 
 
-def away() -> AbstractContextManager[Any]:
-    """While others run, who use the same objects."""
+def suspended() -> AbstractContextManager[object]:
+    """Return a context in which others may use the same objects."""
     bridges = _loaded()
     if not bridges:
         return nullcontext()
     stack = ExitStack()
     for bridge in bridges:
-        stack.enter_context(bridge.away())
+        stack.enter_context(bridge.suspended())
     return stack
 
 
-def variable_of(value: Any) -> Any:
-    """The variable that stands for one of another library; anything else as it is."""
+def variable_of(value: object) -> Any:
+    """Return the variable that stands for one of another library; anything else as it is."""
     for bridge in _loaded():
         found = bridge.variable(value)
         if found is not None:
@@ -112,21 +120,21 @@ def variable_of(value: Any) -> Any:
 
 
 def fingerprint(
-    fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]
+    fn: Callable[..., object], leaves: Sequence[object], memory: Memory
 ) -> tuple[Hashable, ...]:
-    """What a program of `fn` depends on, of what belongs to other libraries."""
+    """Return the state of other libraries on which a program of `fn` depends."""
     return tuple([bridge.fingerprint(fn, leaves, memory) for bridge in _loaded()])
 
 
-def examine(constants: Sequence[Any], variables: Sequence[Variable]) -> None:
-    """Refuses constants of a program that are variables which nobody has found."""
+def examine(constants: Sequence[object], variables: Sequence[Variable]) -> None:
+    """Refuse constants of a program that are variables which were not found."""
     for bridge in _loaded():
         bridge.examine(constants, variables)
 
 
 @final
 class _LateImports(MetaPathFinder):
-    """Notices a library that is imported after a scope was entered, when nobody would ask again."""
+    """A hook for libraries imported after a scope was entered, when nothing would ask again."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path) if fullname in _MODULES else None
@@ -137,7 +145,7 @@ class _LateImports(MetaPathFinder):
 
 @final
 class _ThenFollow(Loader):
-    """Loads a module as another loader does, and has its bridge follow."""
+    """A loader that loads a module as another does, and has its bridge follow."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

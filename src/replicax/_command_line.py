@@ -1,4 +1,4 @@
-"""The command `replicax`; what each of its commands does is said where that is."""
+"""The command `replicax`; each of its commands is described where it is defined."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replicax.planning._command import plan_command
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="replicax")
 def main() -> None:
-    """The tf.distribute.Strategy programming model on JAX."""
+    """Use the tf.distribute.Strategy programming model on JAX."""
 
 
 main.add_command(doctor_command)

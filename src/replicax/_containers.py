@@ -1,8 +1,8 @@
-"""Containers that JAX takes for leaves: mappings, dict subclasses, dataclasses, `attrs` classes.
+"""Containers that JAX treats as leaves: mappings, dict subclasses, dataclasses, `attrs` classes.
 
-`opened` dresses them for `jax.tree`, which then takes them apart; putting together again gives an
-object of their own class. Nothing is registered with JAX, where a class can be registered once, and
-the user may want to.
+`opened` wraps them for `jax.tree`, which then takes them apart; putting them together again gives
+an object of their own class. Nothing is registered with JAX: a class can be registered only once,
+and the user may want to do that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import jax
@@ -24,29 +24,29 @@ _OWN_LIBRARIES = ("jax", "jaxlib", "numpy", "replicax")
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 _BESIDE_ARRAYS = (type(None), bool, int, float, complex, str, bytes)
 
-IsLeaf = Callable[[Any], bool]
+IsLeaf = Callable[[object], bool]
 
 
 class _Kind(ABC):
     """The rules by which containers of one class are taken apart and put together."""
 
     @abstractmethod
-    def is_more(self, value: Any) -> bool:
+    def is_more(self, value: object) -> bool:
         """Tell whether it has attributes that would be lost."""
 
     @abstractmethod
-    def names(self, value: Any) -> tuple[Any, ...]:
-        """Return the names of what it holds, in an order that does not depend on the object."""
+    def names(self, value: object) -> tuple[object, ...]:
+        """Return the names of its contents, in an order that does not depend on the object."""
 
     @abstractmethod
-    def get(self, value: Any, name: Any) -> Any: ...
+    def get(self, value: object, name: object) -> object: ...
 
     @abstractmethod
-    def key(self, name: Any) -> Any:
+    def key(self, name: object) -> Hashable:
         """Return how a path shows the name."""
 
     @abstractmethod
-    def build(self, cls: type, names: Sequence[Any], values: Sequence[Any]) -> Any: ...
+    def build(self, cls: type, names: Sequence[object], values: Sequence[object]) -> object: ...
 
 
 @final
@@ -60,10 +60,10 @@ class _MappingKind(_Kind):
         except Exception:  # whatever it wants instead of a dict
             self._usual = None
 
-    def is_more(self, value: Any) -> bool:
+    def is_more(self, value: object) -> bool:
         return self._usual is None or not set(getattr(value, "__dict__", ())) <= self._usual
 
-    def names(self, value: Any) -> tuple[Any, ...]:
+    def names(self, value: Any) -> tuple[object, ...]:
         if self._ordered:
             return tuple(value)
         try:
@@ -74,10 +74,10 @@ class _MappingKind(_Kind):
     def get(self, value: Any, name: Any) -> Any:
         return value[name]
 
-    def key(self, name: Any) -> Any:
+    def key(self, name: object) -> Hashable:
         return jax.tree_util.DictKey(name)
 
-    def build(self, cls: type, names: Sequence[Any], values: Sequence[Any]) -> Any:
+    def build(self, cls: type, names: Sequence[object], values: Sequence[object]) -> object:
         content = dict(zip(names, values, strict=True))
         try:
             return cls(content)
@@ -102,17 +102,17 @@ class _RecordKind(_Kind):
             if isinstance(attribute, functools.cached_property)
         }
 
-    def is_more(self, value: Any) -> bool:
+    def is_more(self, value: object) -> bool:
         own = set(getattr(value, "__dict__", ())) - self._derived
         return not own <= set(self._names)
 
-    def names(self, value: Any) -> tuple[Any, ...]:
+    def names(self, value: object) -> tuple[object, ...]:
         return self._names
 
     def get(self, value: Any, name: Any) -> Any:
         return getattr(value, name)
 
-    def key(self, name: Any) -> Any:
+    def key(self, name: object) -> Hashable:
         return jax.tree_util.GetAttrKey(name)
 
     def build(self, cls: type, names: Sequence[Any], values: Sequence[Any]) -> Any:
@@ -124,15 +124,15 @@ class _RecordKind(_Kind):
 
 
 _kinds: dict[type, _Kind] = {}
-_plain: set[type] = set()  # the classes that were seen, and are no containers
+_plain: set[type] = set()  # the classes that were seen, and are not containers
 
 
-def has_none(leaves: Sequence[Any]) -> bool:
+def has_none(leaves: Sequence[object]) -> bool:
     """Tell whether no leaf can be a container: 0.4 us for a batch, asked in every step."""
     return set(map(type, leaves)) <= _plain
 
 
-def _kind_of(value: Any) -> _Kind | None:
+def _kind_of(value: object) -> _Kind | None:
     cls = type(value)
     if cls not in _kinds and cls not in _plain:
         kind = _found_kind(cls)
@@ -160,7 +160,7 @@ def record_fields(cls: type) -> list[str] | None:
     return None if attributes is None else [attribute.name for attribute in attributes]
 
 
-def is_container(value: Any, *, data_only: bool, is_leaf: IsLeaf) -> bool:
+def is_container(value: object, *, data_only: bool, is_leaf: IsLeaf) -> bool:
     """Tell whether JAX takes `value` for a leaf, and it is one of these.
 
     With `data_only`, it must hold arrays, numbers and texts, and nothing else: a function that is
@@ -183,7 +183,7 @@ class _Found:
         self.arrays = False
         self._within: list[int] = []
 
-    def is_data(self, value: Any, is_leaf: IsLeaf) -> bool:
+    def is_data(self, value: object, is_leaf: IsLeaf) -> bool:
         """Tell whether a nest holds nothing but data; note whether there are arrays."""
         for leaf in jax.tree.leaves(value, is_leaf=is_leaf):
             if isinstance(leaf, _ARRAYS) or hasattr(type(leaf), "__jax_array__"):
@@ -194,7 +194,7 @@ class _Found:
                 return False
         return True
 
-    def _is_inner_data(self, value: Any, is_leaf: IsLeaf) -> bool:
+    def _is_inner_data(self, value: object, is_leaf: IsLeaf) -> bool:
         kind = _kind_of(value)
         if kind is None or is_leaf(value) or kind.is_more(value) or id(value) in self._within:
             return False
@@ -213,10 +213,10 @@ def _has(value: Any, name: Any, kind: _Kind) -> bool:
     return isinstance(kind, _MappingKind) or hasattr(value, name)
 
 
-def opened(nest: Any, *, data_only: bool, is_leaf: IsLeaf) -> Any:
+def opened(nest: object, *, data_only: bool, is_leaf: IsLeaf) -> object:
     """Return the nest such that `jax.tree` takes its containers apart; itself if it has none."""
 
-    def is_one(leaf: Any) -> bool:
+    def is_one(leaf: object) -> bool:
         return is_container(leaf, data_only=data_only, is_leaf=is_leaf)
 
     leaves = jax.tree.leaves(nest, is_leaf=is_leaf)
@@ -235,10 +235,10 @@ class _Opened:
 
     __slots__ = ("data_only", "is_leaf", "value")
 
-    def __init__(self, value: Any, data_only: bool, is_leaf: IsLeaf) -> None:
+    def __init__(self, value: object, data_only: bool, is_leaf: IsLeaf) -> None:
         self.value, self.data_only, self.is_leaf = value, data_only, is_leaf
 
-    def take_apart(self) -> tuple[list[tuple[Any, Any]], Any]:
+    def take_apart(self) -> tuple[list[tuple[Hashable, object]], tuple[type, tuple[object, ...]]]:
         kind = _kind_of(self.value)
         assert kind is not None
         names = kind.names(self.value)
@@ -252,7 +252,7 @@ class _Opened:
         return children, (type(self.value), names)
 
 
-def _put_together(description: tuple[type, tuple[Any, ...]], values: Iterable[Any]) -> Any:
+def _put_together(description: tuple[type, tuple[object, ...]], values: Iterable[object]) -> Any:
     cls, names = description
     return _kinds[cls].build(cls, names, list(values))
 

@@ -1,7 +1,7 @@
-"""Where the running code stands: the only ambient state of replicax.
+"""The context of the running code: the only ambient state of replicax.
 
-One frozen frame in one `ContextVar`. The outermost frame is the replica context of the default
-strategy, which `strategy is None` stands for; `scope`, `run`, `merge_call` and `update` put
+It is one frozen frame in one `ContextVar`. The outermost frame is the replica context of the
+default strategy, which `strategy is None` stands for; `scope`, `run`, `merge_call` and `update` put
 another one in its place and take it away again. A new thread starts at the outermost frame.
 """
 
@@ -10,17 +10,17 @@ from __future__ import annotations
 import enum
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from replicax.errors import ContextError
 
 if TYPE_CHECKING:
     from replicax._typing import ProgramLike, Replica, StrategyLike
-    from replicax.execution import CompiledRuns, Rehearsal
+    from replicax.execution import FunctionCache, Rehearsal
     from replicax.variables import Overlay, Transaction, Variable
 
 
-class Kind(enum.Enum):
+class ContextKind(enum.Enum):
     CROSS_REPLICA = "cross-replica"
     REPLICA = "replica"
     UPDATE = "update"
@@ -31,7 +31,7 @@ class Frame:
     """One context.
 
     `replica` is set in replica context and `copy`, the copy of the variables being updated, in
-    update context. `colocate_with` and `partition` say how variables are placed that are created.
+    update context. `colocate_with` and `partition` say how new variables are placed.
     `overlay` holds values that variables have for a differentiated function only, `transaction`
     what to restore should the running function fail, `program` the program that is being traced;
     `uneven` says that a compiled function runs eagerly because its replicas differ; `runs` compiles
@@ -40,7 +40,7 @@ class Frame:
     """
 
     strategy: StrategyLike | None = None
-    kind: Kind = Kind.REPLICA
+    kind: ContextKind = ContextKind.REPLICA
     replica: Replica | None = None
     copy: int | None = None
     colocate_with: Variable | None = None
@@ -49,7 +49,7 @@ class Frame:
     transaction: Transaction | None = None
     program: ProgramLike | None = None
     uneven: bool = False
-    runs: CompiledRuns | None = None
+    runs: FunctionCache | None = None
     rehearsal: Rehearsal | None = None
     installed: bool = False
 
@@ -67,7 +67,7 @@ def current() -> Frame:
 
 
 class entered:  # noqa: N801  used as `with entered(frame):`; contextlib's form costs 1 us more
-    """Makes `frame` the current one for the length of a `with` block."""
+    """A context manager that makes `frame` the current one."""
 
     __slots__ = ("_frame", "_token")
 
@@ -78,35 +78,35 @@ class entered:  # noqa: N801  used as `with entered(frame):`; contextlib's form 
         self._token = _frame.set(self._frame)
         return self._frame
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         _frame.reset(self._token)
 
 
 def install(strategy: StrategyLike | None) -> None:
-    """Makes `strategy` current until further notice, or with None takes it away again."""
+    """Make `strategy` current until further notice, or reset the current one with None."""
     if strategy is None:
         _frame.set(_OUTERMOST)
     else:
-        _frame.set(Frame(strategy, Kind.CROSS_REPLICA, installed=True))
+        _frame.set(Frame(strategy, ContextKind.CROSS_REPLICA, installed=True))
 
 
 def outside_of_scopes() -> Frame:
     """Return the current frame as it would be outside of every scope."""
-    return replace(current(), strategy=None, kind=Kind.REPLICA, replica=None)
+    return replace(current(), strategy=None, kind=ContextKind.REPLICA, replica=None)
 
 
 def in_scope() -> bool:
-    """Whether a `with` block or a running function (not `install`) made the current frame."""
+    """Tell whether a `with` block or a running function (not `install`) made the current frame."""
     frame = current()
     return frame is not _OUTERMOST and not frame.installed
 
 
 def cross_replica(strategy: StrategyLike, method: str) -> Frame:
-    """The frame in which a cross-replica method of `strategy` runs; refuses other contexts."""
+    """Return the frame of a cross-replica method of `strategy`; refuse other contexts."""
     frame = current()
-    if frame.strategy is strategy.identity and frame.kind is Kind.CROSS_REPLICA:
+    if frame.strategy is strategy.identity and frame.kind is ContextKind.CROSS_REPLICA:
         return replace(frame, installed=False) if frame.installed else frame
-    if frame.kind is not Kind.REPLICA or frame.strategy is not None:
+    if frame.kind is not ContextKind.REPLICA or frame.strategy is not None:
         if frame.strategy is not strategy.identity:
             raise ContextError(
                 f"`{method}` of {strategy!r} was called in the scope of another strategy. "
@@ -117,4 +117,4 @@ def cross_replica(strategy: StrategyLike, method: str) -> Frame:
             "the function given to `run`, or from a function given to "
             "`rx.get_replica_context().merge_call(...)`."
         )
-    return replace(frame, strategy=strategy.identity, kind=Kind.CROSS_REPLICA)
+    return replace(frame, strategy=strategy.identity, kind=ContextKind.CROSS_REPLICA)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-import weakref
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
+
+from replicax._once import first_time
 
 Parameters = ParamSpec("Parameters")
 Owner = TypeVar("Owner")
 Result = TypeVar("Result")
 Method = Callable[Concatenate[Owner, Parameters], Result]
 
-_said: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-
 
 def deprecated(
     instead: str,
 ) -> Callable[[Method[Owner, Parameters, Result]], Method[Owner, Parameters, Result]]:
-    """Makes a method warn, once for each object, of what to use instead."""
+    """Make a method warn, once per object, and name its replacement."""
 
     def decorate(
         method: Method[Owner, Parameters, Result],
@@ -29,9 +28,7 @@ def deprecated(
 
         @functools.wraps(method)
         def warning(self: Owner, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            said = _said.setdefault(self, set())
-            if name not in said:
-                said.add(name)
+            if first_time(name, about=self):
                 warnings.warn(
                     f"`{name}` is deprecated, here as in the reference. {instead}",
                     DeprecationWarning,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from typing import Any, final
+from typing import final
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +14,20 @@ _FIRST = 3  # numbers of an array that a message shows
 _MANY_BITS = 10_000  # Python refuses to write numbers of more than 4,300 digits
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
     """Return a value in words: an array by its shape, dtype and first numbers, never whole."""
     return _words.repr(value)
 
 
 @final
 class _Words(reprlib.Repr):
-    """Python's own way to shorten what is long, with words for arrays."""
+    """Python's own way to shorten long values, with a description for arrays."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxstring = self.maxother = 200
 
-    def repr1(self, x: Any, level: int) -> str:
+    def repr1(self, x: object, level: int) -> str:
         if isinstance(x, (jax.Array, np.ndarray)):
             return _array(x)
         return super().repr1(x, level)

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import enum
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 from replicax.errors import InvalidArgument
 
 
 class _Word(enum.Enum):
-    """An enumeration whose members are also accepted by name, in any case."""
+    """An enumeration whose members are also accepted by name, which is case-insensitive.
+
+    The type of each, as users give it, lists the names in upper and in lower case: `ReduceOpLike`.
+    """
 
     @classmethod
     def parse(cls, word: Self | str) -> Self:
         if isinstance(word, cls):
             return word
-        if isinstance(word, str) and word.upper() in cls.__members__:
+        if isinstance(word, str) and word.upper() in cls._words():
             return cls[word.upper()]
-        choices = ", ".join(cls.__members__)
+        others = [str(member) for member in cls if member.name not in cls._words()]
         raise InvalidArgument(
-            f"Unknown {cls.__name__}: {word!r}. Use one of {choices}, "
-            f"as {cls.__name__}.{next(iter(cls.__members__))} or as a word in any case."
+            f"Unknown {cls.__name__}: {word!r}. Use one of {', '.join(cls._words())}, "
+            f"as {next(iter(cls))} or as a word in any case"
+            + (f"; or {', '.join(others)}." if others else ".")
         )
+
+    @classmethod
+    def _words(cls) -> tuple[str, ...]:
+        """Return the names that are accepted as words."""
+        return tuple(cls.__members__)
 
 
 class ReduceOp(_Word):
-    """How values of several replicas become one.
+    """The way in which values of several replicas become one; `collectives/` defines each op.
 
     >>> import replicax as rx
     >>> rx.ReduceOp.parse("mean")
@@ -34,10 +43,21 @@ class ReduceOp(_Word):
 
     SUM = "SUM"
     MEAN = "MEAN"
+    MAX = "MAX"
+    MIN = "MIN"
+
+    @classmethod
+    def _words(cls) -> tuple[str, ...]:
+        # Those of the reference, where any other word is a `ValueError`. The ops that it does not
+        # have are asked for by their members.
+        return "SUM", "MEAN"
+
+
+ReduceOpLike: TypeAlias = ReduceOp | Literal["SUM", "sum", "MEAN", "mean"]
 
 
 class GradientReduction(_Word):
-    """How the gradients of the replicas become those that an optimizer applies.
+    """The way in which the gradients of the replicas become those that an optimizer applies.
 
     SUM: for losses that are divided by the size of the global batch. MEAN: for losses that are
     means over the replica's own rows; weighted by these rows where they are known. NONE: for
@@ -53,8 +73,13 @@ class GradientReduction(_Word):
     NONE = "NONE"
 
 
+GradientReductionLike: TypeAlias = (
+    GradientReduction | Literal["SUM", "MEAN", "NONE", "sum", "mean", "none"]
+)
+
+
 class VariableAggregation(_Word):
-    """How the values that replicas write to one variable are combined."""
+    """The way in which the values that replicas write to one variable are combined."""
 
     NONE = "NONE"
     SUM = "SUM"
@@ -62,8 +87,16 @@ class VariableAggregation(_Word):
     ONLY_FIRST_REPLICA = "ONLY_FIRST_REPLICA"
 
 
+AggregationLike: TypeAlias = (
+    VariableAggregation
+    | Literal[
+        "NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA", "none", "sum", "mean", "only_first_replica"
+    ]
+)
+
+
 class VariableSynchronization(_Word):
-    """When the copies of a variable are brought together."""
+    """The time at which the copies of a variable are brought together."""
 
     AUTO = "AUTO"
     NONE = "NONE"
@@ -71,8 +104,14 @@ class VariableSynchronization(_Word):
     ON_READ = "ON_READ"
 
 
+SynchronizationLike: TypeAlias = (
+    VariableSynchronization
+    | Literal["AUTO", "NONE", "ON_WRITE", "ON_READ", "auto", "none", "on_write", "on_read"]
+)
+
+
 class AutoShardPolicy(_Word):
-    """How several workers share one dataset.
+    """The way in which several workers share one dataset.
 
     AUTO chooses FILE where that is possible and DATA otherwise. FILE: each worker reads files of
     its own. DATA: each reads everything, and keeps its rows of every batch. OFF: each keeps
@@ -85,15 +124,25 @@ class AutoShardPolicy(_Word):
     OFF = "OFF"
 
 
+AutoShardPolicyLike: TypeAlias = (
+    AutoShardPolicy | Literal["AUTO", "FILE", "DATA", "OFF", "auto", "file", "data", "off"]
+)
+
+
 class InputReplicationMode(_Word):
-    """For whom a function that makes datasets is called: for each worker, or for each replica."""
+    """The unit for which a function that makes datasets is called: each worker, or each replica."""
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
 
 
+ReplicationModeLike: TypeAlias = (
+    InputReplicationMode | Literal["PER_WORKER", "PER_REPLICA", "per_worker", "per_replica"]
+)
+
+
 class PartialBatches(_Word):
-    """How a batch with fewer rows than a full one is divided over the replicas.
+    """The way in which a batch with fewer rows than a full one is divided over the replicas.
 
     EVEN: as evenly as possible, as every batch is. IN_ORDER: each replica takes its share of a
     full batch, in order, until the rows run out.
@@ -101,3 +150,6 @@ class PartialBatches(_Word):
 
     EVEN = "EVEN"
     IN_ORDER = "IN_ORDER"
+
+
+PartialBatchesLike: TypeAlias = PartialBatches | Literal["EVEN", "IN_ORDER", "even", "in_order"]

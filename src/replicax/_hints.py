@@ -1,4 +1,4 @@
-"""Hints: what works, and could be faster."""
+"""Hints about programs that work but could be faster."""
 
 from __future__ import annotations
 

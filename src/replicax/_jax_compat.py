@@ -12,6 +12,7 @@ import functools
 import os
 import re
 import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
@@ -38,10 +40,10 @@ _T = TypeVar("_T")
 
 
 def thread_configuration() -> Callable[[], AbstractContextManager[None]]:
-    """Captures what this thread set by JAX context managers, for another thread to enter.
+    """Capture this thread's settings from JAX context managers, for another thread to enter.
 
     Why: `jax.default_matmul_precision("highest")`, `jax.enable_x64()`, `jax.disable_jit()` and
-    their like are thread-local. A replica that runs on a thread of ours has to compute under the
+    their like are thread-local. A replica that runs on a thread of ours must compute under the
     settings of the thread that called `run`, and JAX has no public way to carry them over.
     """
     unset = _config.config_ext.unset
@@ -65,30 +67,30 @@ _started_at: list[str] = []
 
 
 def backends_are_initialized() -> bool:
-    """Whether JAX has looked for devices. Public functions find out by doing it."""
+    """Tell whether JAX has looked for devices. Public functions find out by doing it."""
     return _xla_bridge.backends_are_initialized()
 
 
 def note_where_backend_starts() -> None:
-    """Remembers which line of the program makes JAX look for devices, for a message.
+    """Remember which line of the program makes JAX look for devices, for a message.
 
-    Why: workers have to come together before that, and JAX says only that it is too late.
+    Why: workers must come together before that, and JAX says only that it is too late.
     """
     if not backends_are_initialized():
         _xla_bridge.register_backend_factory("cpu", _noting_cpu_client, priority=0)
 
 
 def backend_started_at() -> str:
-    """The lines that did, if they were noted."""
+    """Return the lines that made JAX look for devices, if they were noted."""
     return "".join(_started_at)
 
 
-def make_cpu_collectives(host: str) -> Any:
-    """Have Gloo listen on `host`, an address of this machine; after `jax.distributed.initialize`.
+def make_cpu_collectives(host: str) -> object:
+    """Make Gloo listen on `host`, an address of this machine; after `jax.distributed.initialize`.
 
     Why: it listens on the address of the machine's own name, which on a loopback cluster is more
-    than it should, and in a container or a network namespace may be one that nobody can reach.
-    JAX has the parameter, and no setting for it. It listens from now on, and connects to nobody
+    than it should, and in a container or a network namespace may be one that cannot be reached.
+    JAX has the parameter, and no setting for it. It listens from now on, and does not connect
     before the first collective.
     """
     return _jax.make_gloo_tcp_collectives(
@@ -96,15 +98,34 @@ def make_cpu_collectives(host: str) -> Any:
     )
 
 
-def use_cpu_collectives(collectives: Any) -> None:
-    """Have the CPU backend use these collectives; before it is started."""
+def use_cpu_collectives(collectives: object) -> None:
+    """Make the CPU backend use these collectives; before it is started."""
     factory = functools.partial(_xla_bridge.make_cpu_client, collectives)
     _xla_bridge.register_backend_factory("cpu", factory, priority=0)
 
 
+def keep_programs_of_all_workers() -> None:
+    """Have JAX's persistent compilation cache keep what each process compiles for CPUs.
+
+    Why: JAX writes for process 0 only, as programs of accelerators are the same for all processes.
+    Those of CPUs are not: the key of one has its process in it, so all others compiled again. JAX
+    that does it in another way is left alone.
+    """
+    original = getattr(_compiler, "_cache_write", None)
+    if original is None or getattr(original, "__module__", None) != _compiler.__name__:
+        return
+    first = types.SimpleNamespace(global_state=types.SimpleNamespace(process_id=0))
+    as_first = types.FunctionType(original.__code__, {**vars(_compiler), "distributed": first})
+
+    def write(key: str, seconds: float, name: str, backend: Any, *rest: Any) -> None:
+        (as_first if backend.platform == "cpu" else original)(key, seconds, name, backend, *rest)
+
+    _compiler._cache_write = write  # pyright: ignore[reportPrivateUsage]
+
+
 @contextlib.contextmanager
 def only_errors_logged() -> Iterator[None]:
-    """Keeps warnings of XLA off stderr, here.
+    """Keep warnings of XLA off stderr for a `with` block.
 
     Why: JAX warns of a feature of its coordination service that is used on purpose, and XLA takes
     no notice of the environment variable for this once it has been loaded.
@@ -124,11 +145,11 @@ def _log_level(text: str) -> int:
 
 
 def abandon_distributed_runtime() -> None:
-    """Lets the process end without taking leave of the other processes.
+    """Let the process end without taking leave of the other processes.
 
-    Why: JAX takes leave at exit, and when the process that had the service is gone, that aborts
+    Why: JAX signs off at exit, and if the process with the service has ended, that aborts
     with a trace of C++, and the program's own exit code is lost. So does the destructor: the
-    objects have to outlive the interpreter.
+    objects must outlive the interpreter.
     """
     state = _distributed.global_state
     for thing in (state.client, state.service):
@@ -137,18 +158,18 @@ def abandon_distributed_runtime() -> None:
     state.client = state.service = None
 
 
-def _noting_cpu_client() -> Any:
+def _noting_cpu_client() -> object:
     own = ("/jax/", "/replicax/", "<frozen")
     stack = [f for f in traceback.extract_stack() if not any(part in f.filename for part in own)]
     _started_at[:] = traceback.format_list(stack[-2:])
     return _xla_bridge.make_cpu_client()
 
 
-def derivative_rules(parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """The user's rules behind a `custom_jvp_call` or `custom_vjp_call` in a jaxpr, if they show.
+def derivative_rules(parameters: Mapping[str, object]) -> tuple[Any, ...] | None:
+    """Return the user's rules behind a `custom_jvp_call` or `custom_vjp_call`, if they show.
 
     Why: two traces of one function have equal jaxprs but for these parameters, which are new
-    objects each time. To tell that the traces mean the same, one has to compare the rules
+    objects each time. To tell that the traces mean the same, one must compare the rules
     themselves, and JAX keeps them inside closures. None when JAX keeps them elsewhere.
     """
     try:
@@ -170,7 +191,7 @@ def _wrapped_rule(thunk: Any, name: str) -> Any:
 
 
 def _captured(function: Any, name: str) -> Any:
-    """What `function` has in its closure under `name`."""
+    """Return the variable `name` in the closure of `function`."""
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
 
 
@@ -188,30 +209,39 @@ def all_gather(array: jax.Array, axis_name: str) -> jax.Array:
 # In JAX 0.12 a jaxpr has its constants with it, and `ClosedJaxpr` is another name of `Jaxpr`.
 _CONSTANTS_INSIDE = ClosedJaxpr is Jaxpr
 _untraced = get_opaque_trace_state()
-# In JAX 0.12 every argument of a primitive is made an array before anything else is done with it.
+# In JAX 0.12 every argument of a primitive is first converted to an array.
 CANONICAL_FIRST = not hasattr(_core, "canonicalize_value")
 
 
 def without_constants(jaxpr: ClosedJaxpr) -> Jaxpr:
-    """Return what a jaxpr computes, without keeping the values of its constants alive."""
+    """Return a jaxpr that does not keep the values of its constants alive."""
     if _CONSTANTS_INSIDE:
         return jaxpr.with_consts(())  # pyright: ignore[reportAttributeAccessIssue]  new in 0.12
     return jaxpr.jaxpr
 
 
-def with_constants(jaxpr: Jaxpr, constants: Sequence[Any]) -> ClosedJaxpr:
+def with_constants(jaxpr: Jaxpr, constants: Sequence[object]) -> ClosedJaxpr:
     """Return a jaxpr of `without_constants` with these constants."""
     if _CONSTANTS_INSIDE:
         return jaxpr.with_consts(constants)  # pyright: ignore[reportAttributeAccessIssue]  as above
     return ClosedJaxpr(jaxpr, constants)
 
 
-def jaxprs_within(parameters: Mapping[str, Any]) -> list[Jaxpr | ClosedJaxpr]:
+def jaxprs_within(parameters: Mapping[str, object]) -> list[Jaxpr | ClosedJaxpr]:
     """Return the jaxprs among the parameters of an equation, such as the branches of a `cond`."""
     leaves = jax.tree.leaves(
         list(parameters.values()), is_leaf=lambda x: isinstance(x, (Jaxpr, ClosedJaxpr))
     )
     return [leaf for leaf in leaves if isinstance(leaf, (Jaxpr, ClosedJaxpr))]
+
+
+def constants_in(jaxpr: Jaxpr | ClosedJaxpr) -> list[Any]:
+    """Return the values that a program closes over, wherever in it they are used."""
+    found = list(getattr(jaxpr, "consts", ()))
+    for equation in jaxpr.eqns:
+        for inner in jaxprs_within(equation.params):
+            found += constants_in(inner)
+    return found
 
 
 def calls_python(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
@@ -246,13 +276,13 @@ def scan_sizes(parameters: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def mapped_axes(parameters: Mapping[str, Any]) -> frozenset[str]:
-    """Return over which axes of its mesh a `shard_map` is."""
+    """Return the mesh axes that a `shard_map` maps over."""
     new_name = "newly_manual_axes"  # of JAX 0.12
     return parameters[new_name if new_name in parameters else "manual_axes"]
 
 
-def apply_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """The results of one equation of a jaxpr.
+def apply_equation(equation: JaxprEqn, operands: Sequence[object]) -> list[Any]:
+    """Return the results of one equation of a jaxpr.
 
     JAX documents interpreters of jaxprs, but the context of an equation (which mesh is set, how
     random numbers are divided) is an attribute that it does not.
@@ -263,12 +293,21 @@ def apply_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(results) if equation.primitive.multiple_results else [results]
 
 
+def has_side_effects(equation: JaxprEqn) -> bool:
+    """Return whether an equation does more than compute its results, such as write to a ref.
+
+    Why: a collective has an effect too, which says only that its axis must be known. The class of
+    that effect is not public.
+    """
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
+
+
 @dataclasses.dataclass(frozen=True)
 class ShardMapCall:
-    """The `shard_map` that a traced function consists of.
+    """The single `shard_map` of a traced function.
 
-    Why: a replica's code has to be looked at before it is known how its results come out, and it
-    should be traced once. The parameters of the equation are no public interface.
+    Why: a replica's code must be inspected before the layout of its results is known, and it
+    should be traced only once. The parameters of the equation are not a public interface.
     """
 
     program: ClosedJaxpr
@@ -282,15 +321,15 @@ class ShardMapCall:
     def in_specs(self) -> Sequence[Any]:
         return self.equation.params["in_specs"]
 
-    def operands(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return what the `shard_map` is given, which are also values that its body closes over."""
+    def operands(self, arguments: Sequence[object]) -> list[Any]:
+        """Return the operands of the `shard_map`, including values that its body closes over."""
         known = dict(zip(self.program.jaxpr.constvars, self.program.consts, strict=True))
         known.update(zip(self.program.jaxpr.invars, arguments, strict=True))
         return [x.val if isinstance(x, Literal) else known[x] for x in self.equation.invars]
 
 
 def shard_map_of(program: ClosedJaxpr) -> ShardMapCall:
-    """Return the `shard_map` in the jaxpr of a function that is nothing else."""
+    """Return the `shard_map` in the jaxpr of a function that consists of nothing else."""
     (equation,) = program.eqns
     return ShardMapCall(program, equation)
 
@@ -301,7 +340,7 @@ def is_tracing() -> bool:
 
 
 def without_mesh(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Have a function run as if no mesh were set by `jax.set_mesh`.
+    """Make a function run as if no mesh were set by `jax.set_mesh`.
 
     Why: strategies have a mesh of their own, and JAX refuses arrays and programs over other devices
     than those of the mesh that is set. `jax.set_mesh(None)` is understood, and not documented.
@@ -322,7 +361,7 @@ def accept_as_array(
     array_of: Callable[[Any], jax.Array],
     known_of: Callable[[Any], jax.Array | jax.ShapeDtypeStruct],
 ) -> None:
-    """Have every function of JAX take objects of a class, and of its subclasses, as arrays.
+    """Make every function of JAX take objects of a class, and of its subclasses, as arrays.
 
     `known_of` gives what is known of the array without computing anything.
 
@@ -331,7 +370,7 @@ def accept_as_array(
     that, a pytree node, would take apart what must stay a leaf in nests.
     """
 
-    def canonical(value: Any) -> jax.Array:
+    def canonical(value: object) -> jax.Array:
         array = array_of(value)
         return array if isinstance(array, Tracer) else _dtypes.canonicalize_value(array)
 
@@ -341,17 +380,17 @@ def accept_as_array(
         return
 
     # JAX 0.10 canonicalizes Python and NumPy numbers only. What is traced asks the values that it
-    # meets for `dimension_as_value`, which is there for symbolic dimensions; so a whole number,
+    # meets for `dimension_as_value`, which exists for symbolic dimensions; so a whole number,
     # which may be one (`jnp.linspace(0, 1, variable)`), must not have it. What differentiates asks
     # for nothing, and would take the object for a constant.
-    def as_dimension(value: Any) -> Callable[[], jax.Array] | None:
+    def as_dimension(value: object) -> Callable[[], jax.Array] | None:
         return None if may_be_dimension(value) else functools.partial(array_of, value)
 
-    def may_be_dimension(value: Any) -> bool:
+    def may_be_dimension(value: object) -> bool:
         known = known_of(value)
         return not known.shape and jnp.issubdtype(known.dtype, jnp.integer)
 
-    def aval(value: Any) -> Any:
+    def aval(value: object) -> Any:
         known = known_of(value)
         traced = isinstance(known, Tracer)
         overlooked = traced and not isinstance(known, DynamicJaxprTracer)

@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import final
 
 from replicax._jax_compat import backends_are_initialized
+from replicax._once import first_time
 from replicax.errors import KnownBadVersion
 
 
@@ -73,17 +74,15 @@ DEFECTS = (
     ),
 )
 
-_warned = False
-
 
 @functools.cache
 def installed_version() -> str:
-    """Return the version of jaxlib that is installed."""
+    """Return the installed version of jaxlib."""
     return metadata.version("jaxlib")
 
 
 def defects_of(version: str) -> list[Defect]:
-    """Return what is known to be wrong with a version of jaxlib.
+    """Return the known defects of a version of jaxlib.
 
     >>> from replicax._known_bad import defects_of
     >>> [defect.thread for defect in defects_of("0.10.2")]
@@ -125,20 +124,18 @@ def set_curing_flags() -> None:
 
 
 def with_flags(flags: Iterable[str]) -> str:
-    """Return the value of XLA_FLAGS with further flags."""
+    """Return the value of XLA_FLAGS with these flags added."""
     return " ".join([*_flags(), *flags])
 
 
 def warn_of_defects(platforms: Iterable[str], stacklevel: int) -> None:
-    """Warn, once per process, of what the installed jaxlib does wrong on these platforms."""
-    global _warned
+    """Warn, once per process, of the defects of the installed jaxlib on these platforms."""
     version, present = installed_version(), set(platforms)
     defects = [
         defect for defect in defects_of(version) if defect.platform in present and not defect.cured
     ]
-    if not defects or _warned:
+    if not defects or not first_time("a broken jaxlib"):
         return
-    _warned = True
     missing = missing_cures()
     flags = (
         f", or set XLA_FLAGS={with_flags(missing)!r} before JAX is first used" if missing else ""

@@ -10,105 +10,113 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from replicax._containers import has_none, is_container, opened
-from replicax._typing import Nest
+from replicax._typing import Leaf, Nest
+
+if TYPE_CHECKING:
+    from jax.tree_util import KeyPath
 
 
-class Whole:
-    """Base of objects that stay in one piece here, although JAX takes them apart."""
+class AlwaysLeaf:
+    """Base of objects that are leaves here, although JAX takes them apart."""
 
     __slots__ = ()
 
 
-# Classes of other libraries whose objects have an identity, and are pytrees as well. Functions get
-# them, and return them, as they are; where arrays are combined, they are nests like others.
-_handed_whole: tuple[type, ...] = ()
+# Opaque classes are those of other libraries whose objects have an identity, and are pytrees as
+# well. Functions get them, and return them, as they are; where arrays are combined, they are nests
+# like others.
+_opaque_classes: tuple[type, ...] = ()
 
 
-def hand_whole(kind: type) -> None:
-    """Has objects of a class stay in one piece where they are handed to a function, or back."""
-    global _handed_whole
-    _handed_whole = (*_handed_whole, kind)
-    _is_class_handed_whole.cache_clear()
+def register_opaque(kind: type) -> None:
+    """Treat objects of a class as leaves where a function gets or returns them."""
+    global _opaque_classes
+    _opaque_classes = (*_opaque_classes, kind)
+    _is_opaque_class.cache_clear()
 
 
-def is_handed_whole(value: Any) -> bool:
-    return _is_class_handed_whole(type(value))
+def is_opaque(value: object) -> bool:
+    return _is_opaque_class(type(value))
 
 
-# By the parents: `issubclass` of a class of `abc` looks at all of its children, which for those of
-# NNX takes longer than all else that is done with the arguments of a first step.
+# It goes by the parents: `issubclass` of a class of `abc` looks at all of its children, which for
+# those of NNX takes longer than all else that is done with the arguments of a first step.
 @functools.cache
-def _is_class_handed_whole(cls: type) -> bool:
-    return not set(_handed_whole).isdisjoint(cls.__mro__)
+def _is_opaque_class(cls: type) -> bool:
+    return not set(_opaque_classes).isdisjoint(cls.__mro__)
 
 
-def _is_whole(node: Any) -> bool:
-    return isinstance(node, Whole)
+def _is_leaf(node: object) -> bool:
+    return isinstance(node, AlwaysLeaf)
 
 
-def _is_one(node: Any) -> bool:
-    return isinstance(node, Whole) or _is_class_handed_whole(type(node))
+def _is_one(node: object) -> bool:
+    return isinstance(node, AlwaysLeaf) or _is_opaque_class(type(node))
 
 
-def flatten(nest: Nest, *, handed: bool = False, everything: bool = False) -> tuple[list[Any], Any]:
+def flatten(
+    nest: Nest, *, keep_opaque: bool = False, everything: bool = False
+) -> tuple[list[Leaf], PyTreeDef]:
     """Return the leaves and the structure.
 
-    Of what is `handed` to a function, or back, objects stay what they are. Containers that JAX does
-    not know are taken apart if they are data and nothing else, or with `everything` in any case.
+    With `keep_opaque`, which is for what functions get and return, objects of opaque classes are
+    leaves. Containers that JAX does not know are taken apart if they are data and nothing else, or
+    with `everything` in any case.
     """
-    leaves, structure = jax.tree.flatten(nest, is_leaf=_leaf_test(handed))
+    leaves, structure = jax.tree.flatten(nest, is_leaf=_leaf_test(keep_opaque))
     if has_none(leaves):
         return leaves, structure
-    return jax.tree.flatten(_opened(nest, handed, everything), is_leaf=_leaf_test(handed))
+    return jax.tree.flatten(_opened(nest, keep_opaque, everything), is_leaf=_leaf_test(keep_opaque))
 
 
 def flatten_with_paths(
-    nest: Nest, *, handed: bool = False, everything: bool = False
-) -> tuple[list[tuple[str, Any]], Any]:
-    """Return the leaves, each with its place in the nest, such as `['loss']`."""
+    nest: Nest, *, keep_opaque: bool = False, everything: bool = False
+) -> tuple[list[tuple[str, Leaf]], PyTreeDef]:
+    """Return the leaves, each with its path in the nest, such as `['loss']`."""
     found, structure = jax.tree_util.tree_flatten_with_path(
-        _opened(nest, handed, everything), is_leaf=_leaf_test(handed)
+        _opened(nest, keep_opaque, everything), is_leaf=_leaf_test(keep_opaque)
     )
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in found], structure
 
 
-def flatten_with_keys(nest: Nest) -> tuple[list[tuple[Any, Any]], Any]:
-    """Return the leaves, of every container, each with the keys that lead to it as JAX has them."""
+def flatten_with_keys(nest: Nest) -> tuple[list[tuple[KeyPath, Leaf]], PyTreeDef]:
+    """Return the leaves of all containers, each with the JAX keys that lead to it."""
     return jax.tree_util.tree_flatten_with_path(
-        _opened(nest, handed=False, everything=True), is_leaf=_leaf_test(handed=False)
+        _opened(nest, keep_opaque=False, everything=True), is_leaf=_leaf_test(keep_opaque=False)
     )
 
 
-def leaves(nest: Nest, *, handed: bool = False) -> list[Any]:
-    return flatten(nest, handed=handed)[0]
+def leaves(nest: Nest, *, keep_opaque: bool = False) -> list[Leaf]:
+    return flatten(nest, keep_opaque=keep_opaque)[0]
 
 
 def transform(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     nest: Nest,
     *others: Nest,
-    handed: bool = False,
+    keep_opaque: bool = False,
     everything: bool = False,
 ) -> Nest:
-    nests = [_opened(each, handed, everything) for each in (nest, *others)]
-    return jax.tree.map(function, *nests, is_leaf=_leaf_test(handed))
+    nests = [_opened(each, keep_opaque, everything) for each in (nest, *others)]
+    return jax.tree.map(function, *nests, is_leaf=_leaf_test(keep_opaque))
 
 
-def is_leaf(value: Any) -> bool:
-    if _is_whole(value):
+def is_leaf(value: object) -> bool:
+    if _is_leaf(value):
         return True
-    container = is_container(value, data_only=True, is_leaf=_is_whole)
+    container = is_container(value, data_only=True, is_leaf=_is_leaf)
     return jax.tree_util.all_leaves([value]) and not container
 
 
-def _leaf_test(handed: bool) -> Callable[[Any], bool]:
-    return _is_one if handed else _is_whole
+def _leaf_test(keep_opaque: bool) -> Callable[[object], bool]:
+    return _is_one if keep_opaque else _is_leaf
 
 
-def _opened(nest: Nest, handed: bool, everything: bool) -> Nest:
-    return opened(nest, data_only=not everything, is_leaf=_leaf_test(handed))
+def _opened(nest: Nest, keep_opaque: bool, everything: bool) -> Nest:
+    return opened(nest, data_only=not everything, is_leaf=_leaf_test(keep_opaque))

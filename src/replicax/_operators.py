@@ -4,39 +4,55 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+# Functions of `jax.numpy` accept whatever has `__jax_array__`, but their types name classes only.
+# So that type checkers accept these objects where arrays are accepted, they take them for arrays.
+if TYPE_CHECKING:
+
+    class _Array(jax.Array):
+        def __init__(self, *args: object, **kwargs: object) -> None: ...
+        def __hash__(self) -> int: ...
+        def __array__(  # pyright: ignore[reportIncompatibleMethodOverride]  as NumPy calls it
+            self, dtype: DTypeLike | None = None, copy: bool | None = None
+        ) -> np.ndarray: ...
+        def block_until_ready(self) -> Self: ...
+else:
+    _Array = object
 
 
-def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def method(self: Arithmetic) -> Any:
+# Type checkers find the signatures of the operators in the base.
+def _unary(function: Callable[[Any], jax.Array]) -> Any:
+    def method(self: Arithmetic) -> jax.Array:
         return function(self.__jax_array__())
 
     return method
 
 
-def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def method(self: Arithmetic, other: Any) -> Any:
+def _binary(function: Callable[[Any, Any], jax.Array]) -> Any:
+    def method(self: Arithmetic, other: ArrayLike) -> jax.Array:
         return function(self.__jax_array__(), _operand(other))
 
     return method
 
 
-def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def method(self: Arithmetic, other: Any) -> Any:
+def _reflected(function: Callable[[Any, Any], jax.Array]) -> Any:
+    def method(self: Arithmetic, other: ArrayLike) -> jax.Array:
         return function(_operand(other), self.__jax_array__())
 
     return method
 
 
-def _operand(other: Any) -> Any:
+def _operand(other: ArrayLike) -> ArrayLike:
     return other.__jax_array__() if isinstance(other, Arithmetic) else other
 
 
-class Arithmetic:
-    """Lets an object be used in arithmetic, and its array be indexed and formatted."""
+class Arithmetic(_Array):
+    """The base of objects used in arithmetic, whose array can be indexed and formatted."""
 
     __slots__ = ()
 
@@ -46,7 +62,7 @@ class Arithmetic:
     def __jax_array__(self) -> jax.Array:
         raise NotImplementedError
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: object) -> jax.Array:
         return self.__jax_array__()[index]
 
     def __iter__(self) -> Iterator[jax.Array]:
@@ -75,11 +91,11 @@ class Arithmetic:
 
 
 class ArrayOperators(Arithmetic):
-    """Lets an object be used wherever its array can be: operators, indexing, `jax.numpy`, NumPy."""
+    """The base of objects used wherever arrays can be: operators, indexing, `jax.numpy`, NumPy."""
 
     __slots__ = ()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         array = np.asarray(self.__jax_array__())
         return np.array(array, dtype=dtype, copy=True if copy else None)
 
@@ -105,5 +121,5 @@ class ArrayOperators(Arithmetic):
     __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
     __eq__ = _binary(operator.eq)  # element by element, as arrays do
     __ne__ = _binary(operator.ne)
-    # By identity, so that variables can be keys although `==` compares elements.
+    # Hashed by identity, so that variables can be keys although `==` compares elements.
     __hash__ = object.__hash__

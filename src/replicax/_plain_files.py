@@ -10,7 +10,7 @@ import stat
 def open_plain(path: str | os.PathLike[str], flags: int, *, dir_fd: int | None = None) -> int:
     """Return a descriptor of a regular file; raise an OSError if there is something else.
 
-    To open a FIFO would wait until another process opens its other end, perhaps for ever.
+    Opening a FIFO would wait until another process opens its other end, perhaps forever.
 
     Args:
       path: The file.

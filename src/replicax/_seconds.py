@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
 
 from replicax._describing import described
 from replicax.errors import InvalidArgument
@@ -13,8 +12,8 @@ from replicax.errors import InvalidArgument
 _LONGEST = 366 * 24 * 3600
 
 
-def require_seconds(name: str, value: Any, *, zero: bool = True, unlimited: bool = True) -> None:
-    """Refuse what is not a number of seconds that can be waited for.
+def require_seconds(name: str, value: object, *, zero: bool = True, unlimited: bool = True) -> None:
+    """Refuse anything but a number of seconds that can be waited for.
 
     Args:
       name: What the caller knows it by.
@@ -40,7 +39,7 @@ def require_seconds(name: str, value: Any, *, zero: bool = True, unlimited: bool
     )
 
 
-def _as_float(value: Any) -> float:
+def _as_float(value: object) -> float:
     """Return a number as a float; NaN, which no comparison is true of, if it is none."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return math.nan

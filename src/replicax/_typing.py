@@ -1,9 +1,9 @@
-"""Names for types, and what lower layers may ask of a strategy without importing it."""
+"""Names for types, and protocols by which lower layers use a strategy without importing it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -13,20 +13,36 @@ if TYPE_CHECKING:
     from replicax.collectives import Collectives
     from replicax.execution import Executor
     from replicax.input import DistributedIterator
-    from replicax.topology import Home, Topology
+    from replicax.topology import DeviceOrSharding, Topology
     from replicax.variables import Variable, VariablePlacement
 
 ArrayLike: TypeAlias = "jax.Array | np.ndarray | np.generic | bool | int | float | complex"
-Nest: TypeAlias = Any  # a JAX pytree
+# A JAX pytree: an array, or containers of arrays and other objects. Python's types cannot say that
+# of classes that are registered with JAX, so to type checkers it is anything.
+Nest: TypeAlias = Any
+# A leaf of a nest: an array, a variable, a distributed value, or any other object of the user.
+Leaf: TypeAlias = Any
+# A dataset of Grain, `tf.data` or PyTorch, a list or another re-iterable, or a function that
+# returns an iterator.
+DatasetLike: TypeAlias = Any
+# None, booleans, numbers and strings, and lists and dicts of these, as JSON has them.
+Json: TypeAlias = Any
+# What the storage of a variable keeps: an array, a `Mirrored`, a `PerReplica`, or what a storage of
+# the user's own keeps. In a program that is being traced, the same of tracers.
+State: TypeAlias = Any
+# For functions that return a nest of the same structure as one they are given. Distributed values
+# and variables are arrays to type checkers (`_operators.py`), so that this says all that they need:
+# a function given to `run` returns `jax.Array`s, and `run` what stands for those of all replicas.
+Values = TypeVar("Values")
 DeviceLike: TypeAlias = "str | jax.Device"
 
 
 class StrategyLike(Protocol):
-    """What contexts, variables and executors know of a strategy."""
+    """A strategy, as contexts, variables and executors know it."""
 
     @property
     def identity(self) -> StrategyLike | None:
-        """What stands for the strategy in a frame: itself, or None for the default strategy."""
+        """The stand-in for the strategy in a frame: itself, or None for the default strategy."""
         ...
 
     @property
@@ -38,76 +54,83 @@ class StrategyLike(Protocol):
     def collectives(self) -> Collectives: ...
 
     @property
+    def _executor(self) -> Executor: ...
+
+    @property
     def placement(self) -> VariablePlacement: ...
 
     @property
     def gradient_reduction(self) -> GradientReduction: ...
 
+    def _note_variable(self, variable: Variable) -> None:
+        """Note that a variable of this strategy has been created."""
+        ...
+
 
 class ProgramLike(Protocol):
-    """A program that is being traced, from the point of view of those who take part in it."""
+    """A program that is being traced, as its participants see it."""
 
     @property
     def collectives(self) -> Collectives | None:
-        """How values are combined inside; None where that is as outside of programs."""
+        """The collectives inside; None where they are the same as outside of programs."""
         ...
 
     @property
     def inside(self) -> bool:
-        """Whether this is the part that every replica runs, with its own copies only."""
+        """True if this is the part that every replica runs, with its own copies only."""
         ...
 
     @property
-    def finding(self) -> bool:
-        """Whether this is the first pass, which finds the variables."""
+    def is_first_pass(self) -> bool:
+        """True if this is the first pass, which finds the variables."""
         ...
 
-    def skips_derivatives(self) -> bool:
-        """Tell whether any numbers will do for gradients, since the pass only finds variables."""
+    def skips_computing(self) -> bool:
+        """Tell whether any numbers do for gradients and updates: a pass only finds variables."""
         ...
 
     @property
     def executor(self) -> Executor:
-        """How a function runs on the replicas from here."""
+        """The executor that runs functions on the replicas from here."""
         ...
 
-    def state_of(self, variable: Variable) -> Any:
-        """The state of a variable at this point of the program."""
+    def state_of(self, variable: Variable) -> State:
+        """Return the state of a variable at this point of the program."""
         ...
 
     def note(self, topology: Topology) -> None:
-        """Says that values of replicas over `topology` are combined."""
+        """Note that values of replicas over `topology` are combined."""
         ...
 
-    def note_layout(self, array: jax.Array, sharding: Any) -> None:
-        """Say how an argument is divided over devices, which its tracer does not know."""
+    def note_layout(self, array: jax.Array, sharding: object) -> None:
+        """Note how an argument is divided over devices, which its tracer does not know."""
         ...
 
-    def is_split(self, value: Any, topology: Topology) -> bool:
+    def is_split(self, value: object, topology: Topology) -> bool:
         """Tell whether a value is an argument that is laid out by rows over the replicas."""
         ...
 
-    def set_state_of(self, variable: Variable, state: Any) -> None: ...
+    def set_state_of(self, variable: Variable, state: State) -> None: ...
 
-    def pull(self, iterator: DistributedIterator) -> Nest:
-        """The next element of an iterator, as the program sees it."""
+    def next_element(self, iterator: DistributedIterator) -> Nest:
+        """Return the next element of an iterator, as the program sees it."""
         ...
 
     def hand_out(self, value: Nest, receive: Callable[[Nest], None]) -> None:
-        """Brings a value out of the part that every replica runs, where `receive` gets it."""
+        """Pass a value out of the part that every replica runs, to `receive`."""
         ...
 
     def loop(self) -> NoReturn:
-        """Says that the function goes through a dataset, in as many steps as that has."""
+        """Say that the function goes through a dataset, in as many steps as that has."""
         ...
 
 
 class Replica(Protocol):
-    """What variables know of the replica that they are used in."""
+    """A replica, as its variables know it."""
 
     @property
     def local_index(self) -> int:
-        """Which of this process's replicas it is."""
+        """The index of the replica among those of this process."""
         ...
 
     @property
@@ -120,8 +143,8 @@ class Replica(Protocol):
     def devices(self) -> tuple[jax.Device, ...]: ...
 
     @property
-    def home(self) -> Home:
-        """Where its arrays are."""
+    def sharding(self) -> DeviceOrSharding:
+        """The sharding of its arrays: its device, or all of its logical devices."""
         ...
 
     def merge(
@@ -129,23 +152,23 @@ class Replica(Protocol):
         label: str,
         fn: Callable[..., Nest],
         args: Sequence[Nest],
-        subjects: Sequence[Any] = (),
+        subjects: Sequence[object] = (),
     ) -> Nest:
-        """Meets the other replicas, and calls `fn` once in cross-replica context."""
+        """Meet the other replicas, and call `fn` once in cross-replica context."""
         ...
 
-    def once(self, label: str, make: Callable[[], Any]) -> Any:
-        """Call `make` once for all replicas, by the first one, which waits for nobody."""
+    def once(self, label: str, make: Callable[[], Values]) -> Values:
+        """Make the first replica call `make` once for all, without waiting for the others."""
         ...
 
     def merge_call(self, fn: Callable[..., Nest], args: Sequence[Nest]) -> Nest:
-        """The same, for values that may be anything."""
+        """Do the same as `merge`, for values that may be anything."""
         ...
 
     def all_reduce(self, op: str, value: Nest) -> Nest:
-        """Combines the replicas' values; each gets the result."""
+        """Combine the replicas' values; each gets the result."""
         ...
 
     def aggregate(self, variable: Variable, value: jax.Array) -> jax.Array:
-        """Combines what the replicas write to `variable`."""
+        """Combine the replicas' writes to `variable`."""
         ...

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ import numpy as np
 from replicax.errors import InvalidType, ShapeMismatch
 
 
-def real_array(value: Any, method: str, argument: str) -> jax.Array:
+def real_array(value: object, method: str, argument: str) -> jax.Array:
     """Return an argument as an array of real numbers; refuse anything else."""
     try:
         array = jnp.asarray(value)
@@ -30,7 +28,7 @@ def real_array(value: Any, method: str, argument: str) -> jax.Array:
     return array
 
 
-def weights_for(values: jax.Array, sample_weight: Any, method: str) -> jax.Array:
+def weights_for(values: jax.Array, sample_weight: object, method: str) -> jax.Array:
     """Return the weights of all elements of `values`, in its shape and dtype.
 
     Weights with fewer dimensions belong to the first ones: one weight per row is the weight of

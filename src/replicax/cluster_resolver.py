@@ -1,24 +1,21 @@
 """`rx.cluster_resolver`: how a process learns of its cluster and of its own place in it."""
 
-from replicax.cluster import (
-    ClusterResolver,
-    KubernetesClusterResolver,
-    SimpleClusterResolver,
-    SlurmClusterResolver,
-    TFConfigClusterResolver,
-    UnionResolver,
-)
-from replicax.tpu._resolver import TPUClusterResolver
+from replicax._public import publish as _publish
+from replicax.cluster.resolvers._resolver import ClusterResolver as ClusterResolver
+from replicax.cluster.resolvers._simple import SimpleClusterResolver as SimpleClusterResolver
+from replicax.cluster.resolvers._union import UnionResolver as UnionResolver
+
+# Environments in the order in which they are looked for, by strategies that are given no resolver
+# and by `replicax doctor` (`_environments.py`). A line makes one public and gives it a place.
+# isort: off
+# fmt: off
+from replicax.cluster.resolvers._tf_config import TFConfigClusterResolver as TFConfigClusterResolver
+from replicax.cluster.resolvers._slurm import SlurmClusterResolver as SlurmClusterResolver
+from replicax.cluster.resolvers._kubernetes import KubernetesClusterResolver as KubernetesClusterResolver  # noqa: E501 (one line each)
+from replicax.cluster.resolvers._tpu import TPUClusterResolver as TPUClusterResolver
+# fmt: on
+# isort: on
 
 UnionClusterResolver = UnionResolver
 
-__all__ = [
-    "ClusterResolver",
-    "KubernetesClusterResolver",
-    "SimpleClusterResolver",
-    "SlurmClusterResolver",
-    "TFConfigClusterResolver",
-    "TPUClusterResolver",
-    "UnionClusterResolver",
-    "UnionResolver",
-]
+_publish(globals())

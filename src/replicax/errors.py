@@ -1,7 +1,7 @@
 """The exceptions of replicax, one tree.
 
 Every class also derives from the built-in exception that a user of Python or
-of the reference API would catch, so `except ValueError` goes on working.
+of the reference API would catch, so `except ValueError` still works.
 
     ReplicaxError
      ├─ ContextError          (RuntimeError)           wrong kind of context
@@ -39,10 +39,10 @@ from typing import Any
 
 
 class ReplicaxError(Exception):
-    """Base of everything that replicax raises on purpose.
+    """The base of all errors that replicax raises on purpose.
 
-    `follows_another` says that a worker raises it because another one has failed, whose own error
-    is the cause: whoever has started the workers is to see that one first.
+    `follows_another` means that a worker raises it because another one has failed, whose own error
+    is the cause: the user should see that one first.
     """
 
     follows_another = False
@@ -76,19 +76,19 @@ class AuditFailed(ReplicaxError, RuntimeError):
 
 
 class NotInitialized(ReplicaxError, RuntimeError):
-    """An iterator that has to be initialized first was asked for an element."""
+    """An iterator that must be initialized first was asked for an element."""
 
 
 class ClusterError(ReplicaxError, ValueError):
-    """What was said about a cluster (in TF_CONFIG, say) is malformed or contradicts itself."""
+    """A description of a cluster (in TF_CONFIG, say) is malformed or contradicts itself."""
 
 
 class StartFailed(ReplicaxError, RuntimeError):
-    """The workers of a cluster did not come together."""
+    """The workers of a cluster did not all connect."""
 
 
 class WorkerLost(ReplicaxError, RuntimeError):
-    """Another worker died, failed, left or is stuck, so that work together cannot go on."""
+    """Another worker died, failed, left or is stuck, so the workers cannot continue together."""
 
 
 class ProgramMismatch(ReplicaxError, RuntimeError):
@@ -108,7 +108,7 @@ class InvalidArgument(ReplicaxError, ValueError):
 
 
 class ShapeMismatch(InvalidArgument):
-    """Shapes that have to agree do not."""
+    """Shapes that must agree do not."""
 
 
 class ForeignValue(InvalidArgument):
@@ -148,11 +148,11 @@ class InvalidCheckpoint(CheckpointError, ValueError):
 
 
 class CheckpointMismatch(CheckpointError, ValueError):
-    """A checkpoint does not fit the objects that it was to be restored into."""
+    """A checkpoint does not match the objects that it was restored into."""
 
 
 class ExportFailed(ReplicaxError, OSError):
-    """The file of an export could not be written; what was there before is as it was."""
+    """The file of an export could not be written; an earlier file is unchanged."""
 
 
 class PerformanceHint(UserWarning):
@@ -160,7 +160,7 @@ class PerformanceHint(UserWarning):
 
 
 class InexactResumption(UserWarning):
-    """A pass over a dataset may not go on exactly where it stood."""
+    """A pass over a dataset may not resume exactly where it stood."""
 
 
 class SummedTwice(UserWarning):

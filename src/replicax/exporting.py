@@ -15,15 +15,20 @@ from jax import export as jax_export
 from jax.dtypes import canonicalize_dtype
 
 from replicax import _bridges, _context, _nest, cluster
-from replicax._context import Frame, Kind
+from replicax._context import ContextKind, Frame
 from replicax._enums import ReduceOp, VariableAggregation
-from replicax._typing import Nest
-from replicax.collectives import Collectives, CommunicationOptions
+from replicax._typing import Nest, State
+from replicax.collectives import (
+    Collectives,
+    CommunicationOptions,
+    reduction_of,
+    require_numeric,
+)
 from replicax.errors import ContextError, ExportFailed, InvalidArgument, InvalidType
 from replicax.execution import Executor, Function, FunctionOfInstance
 from replicax.topology import Topology
 from replicax.values import DistributedValues, Mirrored, PerReplica, is_numeric
-from replicax.variables import Variable
+from replicax.variables import Variable, storage_of, stored_value
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
@@ -33,32 +38,32 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def export(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     path: str | os.PathLike[str],
     *args: Nest,
     input_signature: Sequence[Nest] | None = None,
     platforms: Sequence[str] | None = None,
 ) -> jax_export.Exported:
-    """Write a function to a file that needs nothing but JAX to be loaded and called.
+    """Write a function to a file that JAX alone can load and call.
 
     The file has the program of the function on one device, as `function(*args)` outside of every
     scope would compute it, with the values that variables have now. It is loaded by
     `jax.export.deserialize(Path(path).read_bytes()).call(...)`. All workers call this together;
-    the first one writes, and all return when the file is there.
+    the first one writes, and all return when the file is complete.
 
     Args:
       function: An `rx.function` or any other function of arrays that writes no variables and runs
         nothing on replicas, such as the forward pass. A Keras model or an NNX module will do.
-      path: The file. One that is there is replaced, at once and as a whole.
+      path: The file. An existing one is replaced atomically.
       *args: Example arguments, or a `jax.ShapeDtypeStruct` in the place of each array.
       input_signature: The same as one sequence; by default that of the `rx.function`. A size that
         may change from call to call, such as that of a batch, is a symbol of
         `jax.export.symbolic_shape`.
-      platforms: For which platforms the program is: "cpu", "cuda", "rocm", "tpu". By default the
+      platforms: The platforms of the program: "cpu", "cuda", "rocm", "tpu". By default the
         one in use.
 
     Returns:
-      What was written, as `jax.export.Exported`.
+      The exported program, a `jax.export.Exported`.
 
     >>> import jax, jax.numpy as jnp, pathlib, tempfile, replicax as rx
     >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
@@ -96,9 +101,9 @@ def export(
 
 
 def _taken(
-    function: Any, args: tuple[Nest, ...], input_signature: Sequence[Nest] | None
+    function: object, args: tuple[Nest, ...], input_signature: Sequence[Nest] | None
 ) -> tuple[Callable[..., Any], str, tuple[Nest, ...]]:
-    """Return what is called, its name, and what it is called with."""
+    """Return the function, its name, and its arguments."""
     called: Any = function
     declared = None
     if isinstance(function, Function):
@@ -123,14 +128,14 @@ def _taken(
     signature = args or (declared if input_signature is None else tuple(input_signature))
     if signature is None:
         raise InvalidArgument(
-            f"`rx.export` of `{name}` was not told what the function is called with. Pass example "
+            f"`rx.export` of `{name}` needs the arguments of the function. Pass example "
             "arguments after the path, or `input_signature=[jax.ShapeDtypeStruct(...)]`; for a "
             "function without arguments, `input_signature=[]`."
         )
     return called, name, tuple(signature)
 
 
-def _target(path: Any) -> Path:
+def _target(path: object) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidType(f"`path` of `rx.export` must be the name of a file; got {_kind(path)}.")
     text = os.fspath(path)
@@ -164,7 +169,7 @@ def _require_outside() -> None:
             "`rx.export` was called while a function is traced or differentiated, where variables "
             "have no numbers. Call it outside."
         )
-    if frame.kind is not Kind.CROSS_REPLICA and frame.strategy is not None:
+    if frame.kind is not ContextKind.CROSS_REPLICA and frame.strategy is not None:
         raise ContextError(
             f"`rx.export` is for all replicas together. Current context: {frame}. Call it outside "
             "the function given to `run`."
@@ -172,7 +177,7 @@ def _require_outside() -> None:
 
 
 def _specs(signature: tuple[Nest, ...], name: str) -> tuple[Nest, ...]:
-    """Return the arguments as shapes and dtypes; refuse what is no array."""
+    """Return the arguments as shapes and dtypes; refuse anything but arrays."""
     found, structure = jax.tree_util.tree_flatten_with_path(signature)
     for at, leaf in found:
         ours = isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array))
@@ -189,7 +194,7 @@ def _specs(signature: tuple[Nest, ...], name: str) -> tuple[Nest, ...]:
     return jax.tree.unflatten(structure, specs)
 
 
-def _pure(function: Callable[..., Any], name: str) -> Callable[..., Nest]:
+def _pure(function: Callable[..., object], name: str) -> Callable[..., Nest]:
     """Return the function for JAX to trace: variables are constants, and nothing is written."""
 
     def called(*args: Nest) -> Nest:
@@ -204,7 +209,7 @@ def _pure(function: Callable[..., Any], name: str) -> Callable[..., Nest]:
 
 
 def _arrays(result: Nest, name: str) -> Nest:
-    """Return the result with arrays only; refuse what is not one."""
+    """Return the result as arrays; refuse anything else."""
     leaves, structure = _nest.flatten(result)
     arrays = []
     for leaf in leaves:
@@ -226,12 +231,12 @@ def _arrays(result: Nest, name: str) -> Nest:
     return result
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return f"a {type(value).__module__}.{type(value).__qualname__}".replace(" builtins.", " ")
 
 
 def _write_together(path: Path, content: bytes | bytearray, name: str) -> None:
-    """Have the first worker write the file, and all workers know how that ended."""
+    """Make the first worker write the file, and all workers know how that ended."""
     session = cluster.session()
     failure: OSError | None = None
     if session is None or session.members.index == 0:
@@ -241,11 +246,11 @@ def _write_together(path: Path, content: bytes | bytearray, name: str) -> None:
             failure = error
     news = None if failure is None else f"{path}: {type(failure).__name__}: {failure}"
     if session is not None:
-        news = session.meet(f"the export of `{name}`", news)[0]
+        news = session.all_gather(f"the export of `{name}`", news)[0]
     if news is not None:
         error = ExportFailed(
             f"The export of `{name}` could not be written to {news}. What was there before is as "
-            "it was; export again when the reason is gone."
+            "it was; export again when the cause is removed."
         )
         error.follows_another = failure is None
         raise error from failure
@@ -266,45 +271,45 @@ def _write(path: Path, content: bytes | bytearray) -> None:
 
 @final
 class _OnOneDevice:
-    """The program of an export while it is traced: what `Frame.program` holds.
+    """The program of an export while it is traced: the value of `Frame.program`.
 
     Variables are constants in it. Whatever one device without replicas cannot do is refused.
     """
 
     inside = False
-    finding = False
+    is_first_pass = False
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._values: dict[Variable, jax.Array] = {}
         self._topology: Topology | None = None
 
-    def state_of(self, variable: Variable) -> Any:
-        """Return a state that every read makes the variable's value of."""
+    def state_of(self, variable: Variable) -> State:
+        """Return a state from which every read gives the variable's value."""
         if variable not in self._values:
             with jax.ensure_compile_time_eval():
-                value = variable.stored_value()
+                value = stored_value(variable)
                 # One device has all of it, also of a variable in parts.
                 self._values[variable] = jax.device_put(value, jax.local_devices()[0])
-        return variable.wrap_state(self._values[variable], None, inside=True)
+        return storage_of(variable).wrap(self._values[variable], None, inside=True)
 
-    def set_state_of(self, variable: Variable, state: Any) -> NoReturn:
+    def set_state_of(self, variable: Variable, state: object) -> NoReturn:
         self.refuse(
             f"writes to variable {variable.name!r} (shape {variable.shape}, dtype "
             f"{variable.dtype}), which is a constant there. Export a function that only reads "
             "variables, such as the forward pass of a model"
         )
 
-    def skips_derivatives(self) -> bool:
+    def skips_computing(self) -> bool:
         return False
 
     def note(self, topology: Topology) -> None:
         self._topology = topology
 
-    def note_layout(self, array: jax.Array, sharding: Any) -> None:
+    def note_layout(self, array: jax.Array, sharding: object) -> None:
         pass  # there are no replicas over which it could be divided
 
-    def is_split(self, value: Any, topology: Topology) -> bool:
+    def is_split(self, value: object, topology: Topology) -> bool:
         return False
 
     @property
@@ -316,7 +321,7 @@ class _OnOneDevice:
     def executor(self) -> Executor:
         return _RefusingExecutor(self)
 
-    def pull(self, iterator: DistributedIterator) -> NoReturn:
+    def next_element(self, iterator: DistributedIterator) -> NoReturn:
         self.loop()
 
     def loop(self) -> NoReturn:
@@ -340,7 +345,7 @@ class _RefusingExecutor(Executor):
         self,
         strategy: StrategyLike,
         frame: Frame,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> NoReturn:
@@ -352,7 +357,7 @@ class _RefusingExecutor(Executor):
 
 @final
 class _WithoutReplicas(Collectives):
-    """What is left of collectives on one device: those of a single replica, which is alone."""
+    """The collectives that are left on one device: those of a single replica, which is alone."""
 
     def __init__(self, program: _OnOneDevice, topology: Topology) -> None:
         self._program, self._topology = program, topology
@@ -360,8 +365,12 @@ class _WithoutReplicas(Collectives):
     def reduce(
         self, op: ReduceOp, values: Sequence[PerReplica], options: CommunicationOptions
     ) -> list[Mirrored]:
-        combine = jnp.mean if op is ReduceOp.MEAN else jnp.sum
-        return [self.as_mirrored(combine(self._only(value)[None], axis=0)) for value in values]
+        return [self.as_mirrored(self._reduced(op, value)) for value in values]
+
+    def reduce_scatter(
+        self, op: ReduceOp, values: Sequence[PerReplica], axis: int, options: CommunicationOptions
+    ) -> list[PerReplica]:
+        return [self.distribute([self._reduced(op, value)]) for value in values]
 
     def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
         return self.as_mirrored(self._only(value))
@@ -369,17 +378,23 @@ class _WithoutReplicas(Collectives):
     def broadcast(self, value: PerReplica) -> Mirrored:
         return self.as_mirrored(self._only(value))
 
-    def mirror(self, value: Any) -> Mirrored:
+    def mirror(self, value: object) -> Mirrored:
         return value if isinstance(value, Mirrored) else self.as_mirrored(jnp.asarray(value))
 
     def as_mirrored(self, array: jax.Array) -> Mirrored:
         return Mirrored.from_array(array, self._topology, inside=True)
 
-    def distribute(self, values: Sequence[Any]) -> PerReplica:
+    def distribute(self, values: Sequence[object]) -> PerReplica:
         return PerReplica.from_array(jnp.asarray(values[0]), self._topology, inside=True)
 
     def aggregate(self, aggregation: VariableAggregation, value: PerReplica) -> Mirrored:
         return self.as_mirrored(value.component(0))  # the state of a variable is its value here
+
+    def _reduced(self, op: ReduceOp, value: PerReplica) -> jax.Array:
+        reduction = reduction_of(op)
+        require_numeric(value, f"reduce {op.value}", reduction)
+        array = self._only(value)
+        return array.astype(reduction.dtype(array.dtype))
 
     def _only(self, value: PerReplica) -> jax.Array:
         if self._topology.num_replicas > 1:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
@@ -16,8 +14,8 @@ from replicax.strategies import get_strategy, has_strategy, in_cross_replica_con
 
 
 def compute_average_loss(
-    per_example_loss: ArrayLike | Any,
-    sample_weight: ArrayLike | Any = None,
+    per_example_loss: ArrayLike | object,
+    sample_weight: ArrayLike | object = None,
     global_batch_size: int | ArrayLike | None = None,
 ) -> jax.Array:
     """Return this replica's part of the average loss of the global batch.
@@ -56,11 +54,11 @@ def compute_average_loss(
     # At least float32: a batch of 70 000 is infinite in float16.
     wide = jnp.promote_types(losses.dtype, jnp.float32)
     total, size = jnp.sum(losses, dtype=wide), size.astype(wide)
-    # Where nobody has an example, the average is 0, as the sum is.
+    # Where no replica has an example, the average is 0, as the sum is.
     return jnp.where(size == 0, 0, total / jnp.where(size == 0, 1, size)).astype(losses.dtype)
 
 
-def scale_regularization_loss(regularization_loss: ArrayLike | Any) -> jax.Array:
+def scale_regularization_loss(regularization_loss: ArrayLike | object) -> jax.Array:
     """Return this replica's part of a regularization loss: the sum, over the number of replicas.
 
     Every replica computes the whole of it, from the same weights; the parts add up to it. Call it
@@ -89,8 +87,8 @@ def _require_replica_context(method: str, otherwise: str) -> None:
         )
 
 
-def _batch_size(size: Any) -> jax.Array:
-    """Return the number of examples; refuse what is none. A traced one may have any value."""
+def _batch_size(size: object) -> jax.Array:
+    """Return the number of examples; refuse anything else. A traced one may have any value."""
     array = real_array(size, "compute_average_loss", "global_batch_size")
     whole = jnp.issubdtype(array.dtype, jnp.integer) and array.ndim == 0
     if not whole or (not isinstance(array, Tracer) and int(array) < 0):

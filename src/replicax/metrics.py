@@ -4,32 +4,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 import jax
 import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
+from numpy.typing import ArrayLike
 
 from replicax import _context, checkpoint
-from replicax._context import Kind
+from replicax._context import ContextKind
 from replicax._enums import VariableAggregation, VariableSynchronization
-from replicax._typing import ArrayLike
+from replicax._typing import Leaf, Nest
 from replicax._weights import real_array, weights_for
-from replicax.checkpoint import NameOf, TakenApart
+from replicax.checkpoint import NameOf, ObjectEntries
 from replicax.errors import InvalidArgument, ShapeMismatch
 from replicax.strategies import get_strategy
 from replicax.values import PerReplica
 from replicax.variables import Variable
 
+if TYPE_CHECKING:
+    import numpy as np
+    from jax.typing import DTypeLike
+
+
 __all__ = ["Accuracy", "Mean", "Metric", "Sum"]
 
 
 class Metric(ABC):
-    """Something that is counted over many batches: the base of all metrics.
+    """A value that is accumulated over many batches: the base of all metrics.
 
     Create it in the strategy's scope. Its variables are ON_READ and summed, so that updates in
     `run` are each replica's own, and a read outside of `run` takes all replicas together. For a
-    metric of your own, name the sums that it keeps, say what is added to them, and what comes out:
+    metric of your own, name its sums, and define their increments and the result:
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> class RootMeanSquare(rx.metrics.Metric):
@@ -53,7 +59,7 @@ class Metric(ABC):
       sums: The names of the sums. Each is a scalar that begins with zero.
     """
 
-    def __init__(self, name: str, dtype: Any = None, *, sums: Sequence[str]) -> None:
+    def __init__(self, name: str, dtype: DTypeLike | None = None, *, sums: Sequence[str]) -> None:
         self._name = name
         self._dtype = canonicalize_dtype(float if dtype is None else dtype)
         if not jnp.issubdtype(self._dtype, jnp.floating):
@@ -73,12 +79,12 @@ class Metric(ABC):
         }
 
     @abstractmethod
-    def increments(self, *args: Any, **kwargs: Any) -> Sequence[ArrayLike]:
-        """Return what the arguments of `update_state` add to each of the sums, in their order."""
+    def increments(self, *args: Nest, **kwargs: Nest) -> Sequence[ArrayLike]:
+        """Return the increments of the sums for the arguments of `update_state`, in order."""
 
     @abstractmethod
     def result(self) -> jax.Array:
-        """Return the value: in `run` of what this replica has seen, outside of what all have."""
+        """Return the value: in `run` for this replica's data, outside for that of all replicas."""
 
     @property
     def name(self) -> str:
@@ -86,7 +92,7 @@ class Metric(ABC):
         return self._name
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The type of the sums."""
         return self._dtype
 
@@ -95,7 +101,7 @@ class Metric(ABC):
         """The sums."""
         return tuple(self._sums.values())
 
-    def update_state(self, *args: Any, **kwargs: Any) -> None:
+    def update_state(self, *args: Nest, **kwargs: Nest) -> None:
         """Add values.
 
         In `run`, each replica adds its own. Outside, a per-replica value is added by each replica,
@@ -103,7 +109,7 @@ class Metric(ABC):
         """
         frame = _context.current()
         strategy = self.variables[0].strategy
-        in_replica = frame.kind is Kind.REPLICA and frame.strategy is strategy
+        in_replica = frame.kind is ContextKind.REPLICA and frame.strategy is strategy
         if in_replica and frame.replica is not None:
             self._add(*args, **kwargs)
         elif any(isinstance(each, PerReplica) for each in (*args, *kwargs.values())):
@@ -113,7 +119,7 @@ class Metric(ABC):
         else:
             strategy.run(self._add_once, args, kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
+    def __call__(self, *args: Nest, **kwargs: Nest) -> jax.Array:
         """Add values, and return the result."""
         self.update_state(*args, **kwargs)
         return self.result()
@@ -127,20 +133,20 @@ class Metric(ABC):
         """Do the same as `reset_state`, by its older name."""
         self.reset_state()
 
-    def take_apart(self, _: NameOf) -> TakenApart:
-        """Return what a checkpoint holds of it."""
-        return TakenApart({name: checkpoint.part_of(each) for name, each in self._sums.items()})
+    def _list_entries(self, _: NameOf) -> ObjectEntries:
+        """Return its entries for a checkpoint."""
+        return ObjectEntries({name: checkpoint.entry_of(each) for name, each in self._sums.items()})
 
-    def _add(self, *args: Any, **kwargs: Any) -> None:
+    def _add(self, *args: Nest, **kwargs: Nest) -> None:
         self._add_times(1, args, kwargs)
 
-    def _add_once(self, *args: Any, **kwargs: Any) -> None:
+    def _add_once(self, *args: Nest, **kwargs: Nest) -> None:
         """Add what all replicas were given: the first one does."""
         frame = _context.current()
         assert frame.replica is not None
         self._add_times(frame.replica.replica_id_in_sync_group == 0, args, kwargs)
 
-    def _add_times(self, times: Any, args: Any, kwargs: Any) -> None:
+    def _add_times(self, times: jax.Array | bool | int, args: Nest, kwargs: Nest) -> None:
         added = [jnp.asarray(each, self._dtype) for each in self.increments(*args, **kwargs)]
         for variable, each in zip(self.variables, added, strict=True):
             variable.assign_add(jnp.where(times, each, 0))
@@ -168,10 +174,10 @@ class Mean(Metric):
       dtype: The type to add up in; by default float32.
     """
 
-    def __init__(self, name: str = "mean", dtype: Any = None) -> None:
+    def __init__(self, name: str = "mean", dtype: DTypeLike | None = None) -> None:
         super().__init__(name, dtype, sums=("total", "count"))
 
-    def update_state(self, values: ArrayLike | Any, sample_weight: ArrayLike | Any = None) -> None:
+    def update_state(self, values: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add values.
 
         In `run`, each replica adds its own. Outside, a per-replica value is added by each replica,
@@ -183,11 +189,11 @@ class Mean(Metric):
         """
         super().update_state(*_arrays(self, values=values, sample_weight=sample_weight))
 
-    def increments(self, values: Any, sample_weight: Any) -> Sequence[ArrayLike]:
+    def increments(self, values: ArrayLike, sample_weight: ArrayLike | None) -> Sequence[ArrayLike]:
         return _weighted_sums(self, values, sample_weight)
 
     def result(self) -> jax.Array:
-        """Return the mean, 0 of nothing: in `run` of this replica, outside of all."""
+        """Return the mean, or 0 without values: in `run` for this replica, outside for all."""
         return _ratio(*self.variables)
 
 
@@ -200,14 +206,14 @@ class Sum(Metric):
       dtype: The type to add up in; by default float32.
     """
 
-    def __init__(self, name: str = "sum", dtype: Any = None) -> None:
+    def __init__(self, name: str = "sum", dtype: DTypeLike | None = None) -> None:
         super().__init__(name, dtype, sums=("total",))
 
-    def update_state(self, values: ArrayLike | Any, sample_weight: ArrayLike | Any = None) -> None:
+    def update_state(self, values: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Add values; the arguments are those of `Mean.update_state`."""
         super().update_state(*_arrays(self, values=values, sample_weight=sample_weight))
 
-    def increments(self, values: Any, sample_weight: Any) -> Sequence[ArrayLike]:
+    def increments(self, values: ArrayLike, sample_weight: ArrayLike | None) -> Sequence[ArrayLike]:
         return _weighted_sums(self, values, sample_weight)[:1]
 
     def result(self) -> jax.Array:
@@ -217,7 +223,7 @@ class Sum(Metric):
 
 @final
 class Accuracy(Metric):
-    """How often predicted labels are the true ones.
+    """The fraction of predicted labels that are the true ones.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> accuracy = rx.metrics.Accuracy()
@@ -229,11 +235,14 @@ class Accuracy(Metric):
       dtype: The type to count in; by default float32.
     """
 
-    def __init__(self, name: str = "accuracy", dtype: Any = None) -> None:
+    def __init__(self, name: str = "accuracy", dtype: DTypeLike | None = None) -> None:
         super().__init__(name, dtype, sums=("total", "count"))
 
     def update_state(
-        self, y_true: ArrayLike | Any, y_pred: ArrayLike | Any, sample_weight: Any = None
+        self,
+        y_true: ArrayLike,
+        y_pred: ArrayLike,
+        sample_weight: ArrayLike | None = None,
     ) -> None:
         """Compare labels.
 
@@ -249,7 +258,9 @@ class Accuracy(Metric):
             *_arrays(self, y_true=y_true, y_pred=y_pred, sample_weight=sample_weight)
         )
 
-    def increments(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Sequence[ArrayLike]:
+    def increments(
+        self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None
+    ) -> Sequence[ArrayLike]:
         method = f"update_state of {self!r}"
         true, predicted = (
             real_array(labels, method, argument)
@@ -268,7 +279,7 @@ class Accuracy(Metric):
         return _ratio(*self.variables)
 
 
-def _arrays(metric: Metric, **arguments: Any) -> list[Any]:
+def _arrays(metric: Metric, **arguments: Nest) -> list[Leaf]:
     """Return the arguments with arrays for Python numbers, each of which would need a program."""
     return [
         real_array(value, f"update_state of {metric!r}", argument)
@@ -278,7 +289,9 @@ def _arrays(metric: Metric, **arguments: Any) -> list[Any]:
     ]
 
 
-def _weighted_sums(metric: Metric, values: Any, sample_weight: Any) -> tuple[ArrayLike, ArrayLike]:
+def _weighted_sums(
+    metric: Metric, values: ArrayLike, sample_weight: ArrayLike | None
+) -> tuple[ArrayLike, ArrayLike]:
     """Return the sum of the values, and that of their weights."""
     method = f"update_state of {metric!r}"
     values = real_array(values, method, "values").astype(metric.dtype)
@@ -294,4 +307,6 @@ def _ratio(total: Variable, count: Variable) -> jax.Array:
     return jnp.where(counts == 0, 0, sums / jnp.where(counts == 0, 1, counts))
 
 
-checkpoint.register(checkpoint.Kind(lambda thing: isinstance(thing, Metric), Metric.take_apart))
+checkpoint.register(
+    checkpoint.TypeHandler(lambda thing: isinstance(thing, Metric), Metric._list_entries)
+)

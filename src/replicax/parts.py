@@ -1,6 +1,8 @@
-"""What strategies are made of, for those who make their own."""
+"""The parts of strategies, for users who write their own."""
 
+from replicax._public import publish as _publish
 from replicax.execution import CompilingExecutor, EagerExecutor, Executor
+from replicax.strategies import DescribedVariable, VariableTable
 from replicax.topology import Topology
 from replicax.variables import (
     AggregatingVariable,
@@ -9,6 +11,7 @@ from replicax.variables import (
     OneDevicePlacement,
     ParameterDevicePlacement,
     PlainVariable,
+    ShardedPlacement,
     SyncOnReadVariable,
     VariablePlacement,
     VariableRequest,
@@ -17,6 +20,7 @@ from replicax.variables import (
 __all__ = [
     "AggregatingVariable",
     "CompilingExecutor",
+    "DescribedVariable",
     "EagerExecutor",
     "Executor",
     "MirroredPlacement",
@@ -24,8 +28,12 @@ __all__ = [
     "OneDevicePlacement",
     "ParameterDevicePlacement",
     "PlainVariable",
+    "ShardedPlacement",
     "SyncOnReadVariable",
     "Topology",
     "VariablePlacement",
     "VariableRequest",
+    "VariableTable",
 ]
+
+_publish(globals())

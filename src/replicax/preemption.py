@@ -1,24 +1,22 @@
-"""`rx.preemption`: stopping together when one of the workers is told to."""
+"""`rx.preemption`: stopping together when one of the workers is asked to."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
 import time
-from typing import Any
+from typing import final
 
 from replicax import cluster
 from replicax.errors import ContextError
 
 __all__ = ["requested"]
 
-_installed = False
-_received_at: float | None = None
-
 
 def requested() -> bool:
-    """Whether the program should save its state and end, because a worker was told to (SIGTERM).
+    """Tell whether the program should save and exit because a worker was asked to (SIGTERM).
 
     Ask once per step, on every worker: all of them get True at the same step, which need not be
     that in which the signal came. The first call installs the handler; a second SIGTERM ends the
@@ -32,39 +30,45 @@ def requested() -> bool:
 
 
 def received_at() -> float | None:
-    """Return when SIGTERM came, by `time.monotonic`; None so far. Installs the handler."""
-    if not _installed:
-        _install()
-    return _received_at
+    """Install the handler; return when SIGTERM came, by `time.monotonic`, or None."""
+    return _handler().received_at
 
 
-def agreed(told: bool) -> bool:
-    """Return whether all workers stop at this question, because one of them was `told` to."""
+def agreed(requested: bool) -> bool:
+    """Return whether all workers stop at this question, because one of them was asked to."""
     session = cluster.session()
     if session is None:
-        return told
-    if told:
-        session.preempt()  # also if it was told before the workers came together
+        return requested
+    if requested:
+        session.preempt()  # also if the signal came before the workers met
     return session.stop_requested()
 
 
-def _install() -> None:
-    global _installed
+@final
+class _Handler:
+    """A handler that notes the first SIGTERM; later ones go to the previous handler."""
+
+    def __init__(self) -> None:
+        self.received_at: float | None = None
+        self._previous, self._process = signal.getsignal(signal.SIGTERM), os.getpid()
+
+    def __call__(self, number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, self._previous)
+        if os.getpid() == self._process:
+            self.received_at = time.monotonic()
+        else:  # a child that was forked, such as one that reads data, is ended by it as any other
+            os.kill(os.getpid(), number)
+
+
+@functools.cache
+def _handler() -> _Handler:
+    """Return the handler of this process, which is installed when it is first asked for."""
     if threading.current_thread() is not threading.main_thread():
         raise ContextError(
             "Preemption was first asked about in a thread that is not the main one, where Python "
             "does not let a signal be handled. Call `rx.preemption.requested()` once in the main "
             "thread, or make the `PreemptionCheckpointHandler` there."
         )
-    previous, process = signal.getsignal(signal.SIGTERM), os.getpid()
-
-    def on_signal(number: int, frame: Any) -> None:
-        global _received_at
-        signal.signal(signal.SIGTERM, previous)
-        if os.getpid() == process:
-            _received_at = time.monotonic()
-        else:  # a child that was forked, such as one that reads data, is ended by it as any other
-            os.kill(os.getpid(), number)
-
-    signal.signal(signal.SIGTERM, on_signal)
-    _installed = True
+    handler = _Handler()
+    signal.signal(signal.SIGTERM, handler)
+    return handler

@@ -1,4 +1,4 @@
-"""What can happen to the files of a checkpoint."""
+"""Ways to damage the files of a checkpoint."""
 
 from __future__ import annotations
 

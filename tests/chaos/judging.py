@@ -1,4 +1,4 @@
-"""What one attempt of the launcher must look like, given what has happened in it."""
+"""The verdict on one attempt of the launcher, given the faults that were injected in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOSS = re.compile(rf"{_ERRORS}.*")
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is left of one attempt.
+    """The traces of one attempt.
 
     Args:
       said: What the launcher said.
@@ -45,14 +45,14 @@ class Attempt:
 
     @property
     def last_lines(self) -> list[str]:
-        """What each worker wrote last."""
+        """The last line that each worker wrote."""
         return [
             f"worker {worker} wrote last:\n    " + "\n    ".join(log.splitlines()[-12:])
             for worker, log in enumerate(self.logs)
         ]
 
     def said_by_all(self, pattern: str) -> list[str]:
-        """What each worker said, of those that have said it."""
+        """Return the reports of the workers that wrote one."""
         return [found[1] for log in self.logs if (found := re.search(pattern, log, re.MULTILINE))]
 
 

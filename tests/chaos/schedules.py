@@ -1,4 +1,4 @@
-"""What is going to happen in a trial: frozen values, drawn from a seed and the trial's number."""
+"""The faults of a trial: frozen values, drawn from a seed and the trial's number."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ class Event:
 
     @property
     def breaks_save(self) -> bool:
-        """Whether a checkpoint cannot be written, if the worker writes one."""
+        """True if a checkpoint cannot be written, if the worker writes one."""
         return self.kind == "full disk" or (self.kind == "raise" and self.phase == "in save")
 
     @property
     def is_missed(self) -> bool:
-        """Whether the worker has not failed, but is not there when others need it."""
+        """True if the worker has not failed, but is not there when others need it."""
         return self.kind == "SIGSTOP" or ("exit" in self.kind and self.code == 0)
 
     @property
     def harmless(self) -> bool:
-        """Whether the training comes to its end all the same."""
+        """True if the training comes to its end all the same."""
         if self.kind in ("slow", "pause"):
             return True
         if self.breaks_save:
@@ -105,7 +105,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Input:
-    """What is trained on.
+    """The training data of a trial.
 
     Args:
       rows: How many; each is to be seen once per epoch.

@@ -33,8 +33,8 @@ from small_training import Training as SmallTraining
 
 import replicax as rx
 from replicax.input._feed import SplittingFeed, Step, first_step
+from replicax.input._row_splitting import Workers
 from replicax.input._sharding import shard
-from replicax.input._splitting import Workers
 from replicax.input.sources import source_of
 
 # What a trial in this process may take, in seconds.
@@ -123,7 +123,7 @@ def carry_out(plan: Plan) -> list[Tried]:
 
 @dataclass(frozen=True)
 class Results:
-    """What the workers of a training that has come to its end have printed."""
+    """The final output of the workers of a finished training."""
 
     steps: tuple[str, ...]
     weights: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What is saved comes back: into the same objects, into others, under other strategies."""
+"""Saved state is restored: into the same objects, into others, under other strategies."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from support import components_equal, copies_equal, equal
 
 import replicax as rx
 from replicax.checkpoint import _files as files
+from replicax.variables import whole_array
 
 
 def saved(tmp_path, strategy, steps: int = 4) -> tuple[Training, str]:
@@ -150,10 +151,10 @@ def test_variables_in_parts(tmp_path, restored_in_parts):
     _, variable = make(not restored_in_parts, value)
     path = rx.Checkpoint(v=variable).save(tmp_path / "model")
     strategy, variable = make(restored_in_parts, np.zeros_like(value))
-    layout = variable.cross_replica_array().sharding
+    layout = whole_array(variable).sharding
     rx.Checkpoint(v=variable).restore(path).assert_consumed()
     copies_equal(strategy, variable, value)
-    assert variable.cross_replica_array().sharding == layout
+    assert whole_array(variable).sharding == layout
 
 
 class Pair(NamedTuple):
@@ -362,7 +363,7 @@ def test_what_does_not_match_is_reported(tmp_path):
     assert repr(report) == (
         f"<RestoreReport: restored 2 of 3 from {path}; unused: 'b'; missing: 'd'>"
     )
-    with pytest.raises(rx.errors.CheckpointMismatch, match=r"It lacks 'd'\. It has, for nobody"):
+    with pytest.raises(rx.errors.CheckpointMismatch, match=r"It lacks 'd'\. It also has"):
         report.assert_existing_objects_matched()
     assert float(checkpoint.d) == 5.0
 
@@ -519,7 +520,7 @@ def test_what_a_checkpoint_cannot_hold(tmp_path):
         checkpoint.b = object()
     with pytest.raises(AttributeError, match="no object 'b'"):
         _ = checkpoint.b
-    with pytest.raises(rx.errors.InvalidArgument, match=r"Two parts .* 'n/a/b'"):
+    with pytest.raises(rx.errors.InvalidArgument, match=r"Two entries .* 'n/a/b'"):
         rx.Checkpoint(n={"a": {"b": 1}, "a/b": 2})
 
     class Odd:

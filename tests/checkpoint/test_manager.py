@@ -20,7 +20,7 @@ from support import equal
 import replicax as rx
 from replicax import cluster
 from replicax.checkpoint import _files as files
-from replicax.checkpoint import _writing as writing
+from replicax.checkpoint import _writer as writing
 
 
 def names(manager: rx.CheckpointManager) -> list[str]:
@@ -178,7 +178,7 @@ def test_a_worker_that_takes_long_to_write_says_so(tmp_path, gate, monkeypatch):
     class Session:
         timeout_seconds = 0.2
 
-        def meet(self, label, value):
+        def all_gather(self, label, value):
             told.append(value)
             if len(told) == 3:
                 gate.set()
@@ -197,7 +197,7 @@ def test_workers_that_wait_without_limit_wait_for_a_save(tmp_path, gate, monkeyp
     class Session:
         timeout_seconds = math.inf
 
-        def meet(self, label, value):
+        def all_gather(self, label, value):
             return [value, None]
 
     manager = rx.CheckpointManager(rx.Checkpoint(epoch=1), tmp_path, asynchronous=True)

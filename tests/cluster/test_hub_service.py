@@ -33,7 +33,7 @@ def connect(listener: socket.socket) -> socket.socket:
 
 
 def read(connection: socket.socket) -> list[dict[str, str]]:
-    """What the hub says until it ends the connection."""
+    """Return the hub's messages until it closes the connection."""
     data = b""
     while chunk := connection.recv(65536):
         data += chunk

@@ -93,6 +93,30 @@ def test_everybody_gets_the_values_of_all_in_their_order(two, threads, value):
     assert first.result(5) == second.result(5) == [[0, value], [1, value]]
 
 
+def test_a_worker_may_have_several_exchanges_under_way(two):
+    first, second = two.links
+    ahead = [first.put(f"topic {number}", "a test", number) for number in range(3)]
+    assert not any(exchange.complete for exchange in ahead)
+    answers = [second.put(f"topic {number}", "a test", -number) for number in range(2)]
+    assert [exchange.wait(nothing) for exchange in answers] == [[0, 0], [1, -1]]
+    assert [exchange.wait(nothing) for exchange in ahead[:2]] == [[0, 0], [1, -1]]
+    ahead[2].withdraw()
+    state = second.state(5)
+    assert state is not None
+    assert state.missing == {}
+
+
+def test_an_exchange_with_one_that_is_lost_fails_when_it_is_waited_for(two):
+    first, second = two.links
+    done, vain = (first.put(topic, "a test", 1) for topic in ("done", "vain"))
+    second.exchange("done", "a test", 2, nothing)
+    two.connections[1].close("was killed")
+    assert first.wait_for_loss(5) == 1
+    assert done.wait(nothing) == [1, 2]
+    with pytest.raises(WorkerLost, match=r"worker 1 \(.*\) was killed"):
+        vain.wait(nothing)
+
+
 @pytest.mark.parametrize("worker", [0, 1])
 def test_one_that_is_lost_while_it_is_waited_for_is_named(two, threads, worker):
     survivor = two.links[1 - worker]
@@ -105,7 +129,7 @@ def test_one_that_is_lost_while_it_is_waited_for_is_named(two, threads, worker):
 def test_a_hub_that_is_gone_takes_the_first_worker_along(two, threads):
     waiting = threads.submit(two.links[1].exchange, "topic", "a test", 1, nothing)
     two.connections[1].close()
-    with pytest.raises(WorkerLost, match=r"worker 0 .* is gone without a word"):
+    with pytest.raises(WorkerLost, match=r"worker 0 .* exited without reporting an error"):
         waiting.result(5)
 
 
@@ -117,7 +141,7 @@ def test_a_value_that_is_too_large_is_refused_before_it_is_sent(two, threads, wo
         InvalidArgument, match=r"for a test \(topic\) is too large: .*17,\d"
     ) as error:
         link.exchange("topic", "a test", ["x" * 17_000], nothing)
-    assert f"What worker {worker} has to tell" in str(error.value)
+    assert f"The message of worker {worker} for" in str(error.value)
     assert len(str(error.value)) < 400
     # Nobody is lost by it.
     large = "x" * 9_900

@@ -1,4 +1,4 @@
-"""What a worker says of where it stands."""
+"""A worker's report of its own progress."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grain
 import numpy as np
@@ -15,10 +16,10 @@ import pytest
 from pipelines import Rows
 
 from replicax.cluster import Progress
-from replicax.input._elements import Watched
+from replicax.input._element_supply import WatchedSupply
 from replicax.input._feed import SplittingFeed
-from replicax.input._prefetch import Ahead, Producer, ReadAhead
-from replicax.input._splitting import Workers
+from replicax.input._prefetch import PrefetchedProducer, Prefetcher, Producer
+from replicax.input._row_splitting import Workers
 from replicax.input.sources import source_of
 
 
@@ -37,7 +38,7 @@ class Blocked:
 
 
 def reported(progress: Progress) -> list[str]:
-    """Where a worker stands, once its input has come to where it is blocked."""
+    """Return a worker's progress, once its input is blocked."""
     deadline = time.monotonic() + 10
     while "read_row" not in "".join(where := progress.report().where):
         assert time.monotonic() < deadline, where
@@ -56,11 +57,11 @@ def test_a_worker_that_waits_for_its_input_stands_there(kind):
         return SplittingFeed(source_of(dataset), Workers(1, (0,)), False)
 
     if kind == "generator, another thread":
-        reader = ReadAhead(begin, lambda step: step, threading.Event())
-        ahead = Ahead(lambda: reader, lambda step: (step, {}), 1, reader.steps)
+        reader = PrefetchedProducer(begin, lambda step: step)
+        ahead = Prefetcher(lambda: reader, lambda step: (step, {}), 1, reader.steps)
     else:
-        ahead = Ahead(begin, lambda step: (step, {}), 1)
-    elements = Watched(ahead, progress)
+        ahead = Prefetcher(begin, lambda step: (step, {}), 1)
+    elements = WatchedSupply(ahead, mock.Mock(progress=progress))
     waiting = threading.Thread(target=elements.take)
     waiting.start()
     where = reported(progress)

@@ -1,4 +1,4 @@
-"""What this machine makes of the workers' addresses, before anybody waits."""
+"""The checks of the workers' addresses on this machine, before any worker waits."""
 
 from __future__ import annotations
 

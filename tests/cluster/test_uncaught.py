@@ -24,7 +24,7 @@ class Program:
         self.uncaught = Uncaught(self.progress, self.told.append)
 
     def end_with(self, error: BaseException) -> None:
-        """What Python does at the end."""
+        """Do what Python does at exit."""
         if sys.version_info >= (3, 12):
             sys.last_exc = error
         sys.last_value = error

@@ -1,4 +1,4 @@
-"""Who is blamed, and when, with reports of made-up workers."""
+"""The worker that is blamed, and the time, for reports of made-up workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How devices reduce, as programs of the reference say it."""
+"""The reference's names for the ways in which devices reduce."""
 
 from __future__ import annotations
 

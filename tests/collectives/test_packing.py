@@ -23,15 +23,15 @@ def arrays_of(count, dtype=np.float32, shape=(3, 2)):
     return [random.normal(size=each).astype(dtype) for each in shapes]
 
 
-def summed(strategy, arrays, options=None):
-    """Sum over the replicas what each multiplies by its number plus one, in one program."""
+def reduced(strategy, arrays, options=None, op="SUM"):
+    """Reduce over the replicas what each multiplies by its number plus one, in one program."""
 
     @rx.function
     def step(arrays):
         def replica(arrays):
             context = rx.get_replica_context()
             factor = context.replica_id_in_sync_group + 1
-            return context.all_reduce("SUM", [a * factor.astype(a.dtype) for a in arrays], options)
+            return context.all_reduce(op, [a * factor.astype(a.dtype) for a in arrays], options)
 
         return strategy.run(replica, args=(arrays,))
 
@@ -42,7 +42,7 @@ def summed(strategy, arrays, options=None):
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, jnp.bfloat16])
 def test_every_array_is_summed_by_itself(two, count, dtype):
     arrays = [np.asarray(np.round(array * 4), dtype) for array in arrays_of(count)]
-    for total, array in zip(summed(two, arrays), arrays, strict=True):
+    for total, array in zip(reduced(two, arrays), arrays, strict=True):
         np.testing.assert_array_equal(total, array * 3)
 
 
@@ -50,14 +50,24 @@ def test_every_array_is_summed_by_itself(two, count, dtype):
 def test_what_is_not_finite_stays_where_it_is(two, number):
     arrays = arrays_of(MANY)
     arrays[0][0] = number
-    for total, array in zip(summed(two, arrays), arrays, strict=True):
+    for total, array in zip(reduced(two, arrays), arrays, strict=True):
         np.testing.assert_allclose(total, array * 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "choose"), [(rx.ReduceOp.MAX, np.maximum), (rx.ReduceOp.MIN, np.minimum)]
+)
+def test_the_largest_and_smallest_of_every_array(two, op, choose):
+    arrays = [*arrays_of(MANY), *arrays_of(2, np.int32), *arrays_of(2, shape=(200, 300))]
+    arrays[0][0] = np.nan
+    for chosen, array in zip(reduced(two, arrays, op=op), arrays, strict=True):
+        np.testing.assert_array_equal(chosen, choose(array, array * 2))
 
 
 def test_large_arrays_among_small_ones(two):
     arrays = [*arrays_of(MANY), *arrays_of(2, shape=(200, 300))]
     options = rx.experimental.CommunicationOptions(bytes_per_pack=2**20)
-    for total, array in zip(summed(two, arrays, options), arrays, strict=True):
+    for total, array in zip(reduced(two, arrays, options), arrays, strict=True):
         np.testing.assert_allclose(total, array * 3, rtol=1e-6)
 
 
@@ -86,7 +96,7 @@ def test_a_sum_of_many_is_differentiated_as_each_would_be(two):
 
 
 def test_parameters_that_were_updated_by_packed_sums_are_common(two):
-    """What is equal on all replicas by construction is known to be, also after a pack."""
+    """Values that are equal on all replicas by construction stay known as such after packing."""
     params = arrays_of(MANY)
 
     @rx.function

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 import click.testing
 import pytest
 
+import replicax as rx
 from replicax._command_line import main
+from replicax._environments import ENVIRONMENTS
 from replicax.cluster._members import Address, Members
 from replicax.doctor import _devices, _numbers, _numbers_worker, _self_test
 from replicax.doctor._check import Check, Verdict, ok
@@ -24,14 +26,13 @@ from replicax.doctor._ports import check_ports
 from replicax.doctor._self_test import Ended, judged, run_together, self_test
 from replicax.launch import free_ports
 
-SIGNS = ("TF_CONFIG", "SLURM_PROCID", "JOB_COMPLETION_INDEX", "JOBSET_NAME")
-
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch):
     """Whatever this machine may be a part of."""
-    for name in SIGNS:
-        monkeypatch.delenv(name, raising=False)
+    for environment in ENVIRONMENTS:
+        for name in environment._signs.variables:
+            monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_port_that_is_in_use_is_a_problem(held_port):
     assert "2 workers, of which this is worker 0" in done.stdout
     assert re.search(r"problem +worker 0 .*cannot listen there: Address already", done.stdout)
     assert "end the process that has it" in done.stdout
-    assert re.search(r"ok +worker 1 .*nobody listens yet", done.stdout)
+    assert re.search(r"ok +worker 1 .*no process listens yet", done.stdout)
     assert "Self-test" not in done.stdout
     assert done.stdout.endswith("1 problem.\n")
 
@@ -164,7 +165,50 @@ def test_slurm_is_found_and_left_as_it_is(monkeypatch):
     assert found.members is not None
     assert [str(each) for each in found.members.addresses] == ["node08:8888", "node09:8888"]
     assert found.members.name == "worker 1"
-    assert any("SlurmClusterResolver())" in check.advice for check in found.checks)
+    assert "SlurmClusterResolver, because SLURM_PROCID and" in found.checks[0].found
+    assert verdicts(list(found.checks)) == ["ok"] * 4
+
+
+@pytest.mark.parametrize(
+    ("told", "missing"),
+    [("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("JOB_COMPLETION_INDEX", "REPLICAX_NUM_WORKERS")],
+)
+def test_half_an_environment_is_a_note(monkeypatch, told, missing):
+    monkeypatch.setenv(told, "0")
+    found = find_cluster()
+    assert found.members is None
+    assert verdicts(list(found.checks)) == ["ok", "note"]
+    assert f"{told} is set, but not {missing}" in found.checks[1].found
+
+
+def test_strategies_use_the_resolver_that_the_doctor_names(monkeypatch):
+    """Each environment is tried together with all later ones of the list."""
+    every = {
+        "TF_CONFIG": "{}",
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_STEP_NODELIST": "node08",
+        "SLURM_STEP_TASKS_PER_NODE": "1",
+        "JOB_COMPLETION_INDEX": "0",
+        "HOSTNAME": "train-0",
+        "REPLICAX_NUM_WORKERS": "1",
+        "REPLICAX_SUBDOMAIN": "pods",
+        "TPU_WORKER_ID": "0",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }
+    for name, value in every.items():
+        monkeypatch.setenv(name, value)
+    names = []
+    for environment in ENVIRONMENTS:
+        used = rx.MultiWorkerMirroredStrategy().cluster_resolver
+        assert type(used) is environment
+        assert f"{environment.__name__}, because" in find_cluster().checks[0].found
+        names.append(environment.__name__.removesuffix("ClusterResolver"))
+        monkeypatch.delenv(environment._signs.variables[0])
+    assert names == ["TFConfig", "Slurm", "Kubernetes", "TPU"]
+    used = rx.MultiWorkerMirroredStrategy().cluster_resolver
+    assert isinstance(used, rx.cluster_resolver.TFConfigClusterResolver)
+    assert "runs as one worker" in find_cluster().checks[0].found
 
 
 def test_kubernetes_says_what_is_missing(monkeypatch):
@@ -179,6 +223,7 @@ def test_kubernetes_says_what_is_missing(monkeypatch):
 
 def test_what_strategies_use_by_themselves_goes_first(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     monkeypatch.setenv("TF_CONFIG", config("127.0.0.1:4000"))
     found = find_cluster()
     assert found.members is None
@@ -198,7 +243,7 @@ def test_only_the_first_worker_needs_its_port(held_port):
 def test_somebody_who_listens_is_seen(held_port):
     own = f"127.0.0.1:{free_ports(1)[0]}"
     checks = check_ports(cluster(f"127.0.0.1:{held_port}", own, index=1))
-    assert "somebody listens" in checks[0].found
+    assert "a process listens" in checks[0].found
 
 
 def test_names_that_mean_nothing(monkeypatch):

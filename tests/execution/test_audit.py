@@ -25,7 +25,7 @@ def sampling():
 
 
 def traced(x):
-    """Whether the function is compiled: what no function should depend on."""
+    """Tell if the function is compiled, on which no function should depend."""
     return isinstance(x, Tracer)
 
 

@@ -17,6 +17,7 @@ import pytest
 from support import components_equal, equal, per_replica, shares
 
 import replicax as rx
+from replicax.variables import storage_of
 
 
 def replica_id():
@@ -491,7 +492,7 @@ def test_results_outlive_the_states_that_they_were(two, counter):
 def test_memory_is_reused_when_nobody_holds_it(two, counter):
     f = rx.function(lambda: two.run(lambda: counter.assign_add(1.0)))
     f()
-    before = counter.lift(two.topology)
+    before = storage_of(counter).lift(two.topology)
     f()
     assert before.is_deleted()
     equal(counter, 4.0)
@@ -619,7 +620,7 @@ def test_a_function_that_changes_its_mind_is_told(two, counter):
             two.run(lambda: counter.assign_add(1.0))
         return counter.read_value()
 
-    with pytest.raises(RuntimeError, match="has to do the same whenever it is traced"):
+    with pytest.raises(RuntimeError, match="must do the same whenever it is traced"):
         f()
 
 
@@ -819,6 +820,24 @@ def test_sums_in_bfloat16_are_off_by_less_than_a_percent():
         assert 1e-4 < error < 1e-2
     with pytest.raises(ValueError, match="bfloat16"):
         rx.experimental.CommunicationOptions(dtype="int8")
+
+
+def test_a_failed_eager_run_takes_back_what_a_compiled_function_wrote(two, counter):
+    @rx.function
+    def count():
+        counter.assign_add(1.0)
+
+    def replica():
+        rx.get_replica_context().merge_call(lambda _: count())
+        raise KeyError
+
+    before = float(counter.value)
+    for _ in range(2):  # the program reuses the memory of its own results
+        with pytest.raises(KeyError):
+            two.run(replica)
+        equal(counter, before)
+        count()
+        before += 1
 
 
 def test_failures_that_the_function_handles_are_rolled_back(two, counter):

@@ -1,4 +1,4 @@
-"""How often a function is traced, and what the pass that finds variables leaves out."""
+"""The number of times a function is traced, and the work that the first pass leaves out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import replicax as rx
+from replicax.execution._state_cells import Cell
 from replicax.variables._computed_at_once import computed_at_once
 
 X = np.float32([[1, 2], [3, 4], [5, 6], [7, 8]])
@@ -98,6 +99,82 @@ def test_a_rule_for_a_derivative_may_write_what_the_function_only_reads(two, syn
     for _ in range(3):
         two.run(step)
     assert float(calls.value) == 3.0
+
+
+def test_updates_are_computed_in_the_pass_that_makes_the_program(two):
+    with two.scope():
+        w, rate = rx.Variable(3.0), rx.Variable(0.5)
+    updates = []
+
+    def update(gradients, state, params=None):
+        updates.append(1)
+        return jax.tree.map(lambda gradient: -rate.value * gradient, gradients), state
+
+    with two.scope():
+        tx = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+        optimizer = rx.Optimizer(tx, reduction="MEAN")
+
+    @rx.function
+    def step():
+        optimizer.apply_gradients([(rx.grad(lambda: w**2, w)(), w)])
+
+    two.run(step)  # 3 - 0.5 * 6
+    # The first attempt does not know of the rate, which only the update reads.
+    assert float(w) == 0.0
+    assert len(updates) <= 3
+    w.assign(3.0)
+    rate.assign(0.25)
+    two.run(step)
+    assert (float(w), step.tracing_count) == (1.5, 1)
+
+
+def test_a_jitted_part_sees_what_was_written_between_its_calls(two):
+    with two.scope():
+        w = rx.Variable(2.0, aggregation="MEAN")
+    scaled = jax.jit(lambda x: x * w.value)
+
+    def step():
+        before = scaled(3.0)
+        w.assign(2 * w)
+        return before, scaled(3.0)
+
+    compiled = rx.function(step)
+    assert [float(rx.first(x)) for x in two.run(compiled)] == [6.0, 12.0]
+    assert [float(rx.first(x)) for x in two.run(compiled)] == [12.0, 24.0]
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_only_states_that_transformations_use_are_refs(two, differentiated):
+    with two.scope():
+        plain = rx.Variable(1.0, aggregation="MEAN")
+        carried = rx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+
+    def loop():
+        def body(total, x):
+            carried.assign_add(x)
+            return total + x * carried.value, None
+
+        return jax.lax.scan(body, jnp.zeros(()), jnp.arange(3.0))[0]
+
+    @rx.function
+    def step():
+        two.run(lambda: plain.assign(2 * plain))
+        if differentiated:
+            return two.run(lambda: rx.grad(lambda: plain * carried.value, plain)())
+        return two.run(loop)
+
+    assert str(step.trace().jaxpr).count("new_ref") == (0 if differentiated else 1)
+    results = [float(rx.first(step())) for _ in range(2)]
+    # 1 * (0 + 1) + 2 * (0 + 1 + 2), and the same when it begins with 3
+    assert results == ([0.0, 0.0] if differentiated else [7.0, 16.0])
+    assert (float(plain), float(carried)) == (4.0, 0.0 if differentiated else 12.0)
+
+
+def test_a_state_is_never_weakly_typed():
+    cell = Cell(jnp.zeros(()))
+    cell.write(jnp.asarray(1.0))
+    assert cell.last().dtype == jnp.float32
+    assert not cell.last().weak_type
 
 
 def test_python_state_that_changes_is_told_beside_a_derivative_too(two):

@@ -330,7 +330,7 @@ def test_random_keys(two):
 
 
 def test_sums_within_calls(two):
-    """Which only a program can have."""
+    """Sums that only a program can have."""
 
     @jax.checkpoint
     def inner(x, w):
@@ -380,7 +380,7 @@ def test_what_is_no_one_program_runs_eagerly(two, fn, expected):
 
 
 def test_sums_in_loops_are_refused(two):
-    """As eager replicas do; on even shares they are compiled."""
+    """They behave as eager replicas do; on even shares they are compiled."""
 
     @rx.function
     def step(x):

@@ -1,4 +1,4 @@
-"""Which values of a replica's code differ between the replicas."""
+"""The values of a replica's code that differ between the replicas."""
 
 from __future__ import annotations
 

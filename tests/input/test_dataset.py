@@ -1,4 +1,4 @@
-"""What can be asked of a distributed dataset, and what is refused."""
+"""Distributed datasets: their questions and answers, and the input they refuse."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_options_that_have_no_meaning_are_refused(two):
         two.distribute_datasets_from_function(
             lambda context: [np.zeros(2)], rx.InputOptions(global_batch_size=2)
         )
-    with pytest.raises(TypeError, match="has to be a function"):
+    with pytest.raises(TypeError, match="must be a function"):
         two.distribute_datasets_from_function([np.zeros(2)])
     dataset = two.experimental_distribute_dataset([np.zeros(2)])
     for distributed in (dataset, iter(dataset)):

@@ -13,7 +13,7 @@ from pipelines import TENSORFLOW, TORCH, Rows, require, shares_of
 
 import replicax as rx
 from replicax.input._ending import EndOfData, Guarded
-from replicax.input._prefetch import Ahead
+from replicax.input._prefetch import Prefetcher
 
 ROWS = np.arange(12, dtype=np.float32)
 WHOLE = [[[row], [row + 1]] for row in range(0, 12, 2)]  # of two replicas, in batches of two
@@ -219,7 +219,7 @@ def test_only_the_end_of_the_data_ends_the_thread_quietly(raised, seen):
         def close(self) -> None:
             return
 
-    ahead = Ahead(Producer, lambda step: step, depth=1, closed=threading.Event())
+    ahead = Prefetcher(Producer, lambda step: step, depth=1, closed=threading.Event())
     with pytest.raises(seen or rx.errors.InputFailed) as caught:
         ahead.take()
     if seen is None:
@@ -227,7 +227,7 @@ def test_only_the_end_of_the_data_ends_the_thread_quietly(raised, seen):
 
 
 def test_a_state_inside_of_a_batch_that_is_not_there_is_refused(two):
-    """Of a dataset that was longer."""
+    """A state from a longer dataset is refused."""
     state = {
         "source": {"next_index": 3},
         "full_rows": 4,

@@ -23,7 +23,7 @@ def dataset_of(strategy: rx.Strategy, count: int, batch: int) -> rx.DistributedD
 
 
 def until_the_end(step, *args):
-    """What a step returns until StopIteration."""
+    """Return the results of a step until StopIteration."""
     results = []
     while True:
         try:
@@ -403,7 +403,7 @@ def test_a_loop_over_iterators_is_one_program(two):
 
 
 def test_a_loop_of_steps_that_fails_has_done_the_steps_before(two):
-    """As a loop in Python has; within a step, all or nothing holds."""
+    """The loop behaves as in Python; within a step, all or nothing holds."""
     with two.scope():
         total = rx.Variable(0.0, aggregation="SUM")
 

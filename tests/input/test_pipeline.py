@@ -1,4 +1,4 @@
-"""What `rx.from_tensor_slices` returns: Grain's methods, and those of `tf.data` besides."""
+"""The result of `rx.from_tensor_slices`: the methods of Grain, and those of `tf.data`."""
 
 from __future__ import annotations
 

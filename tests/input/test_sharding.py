@@ -12,6 +12,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -27,11 +28,11 @@ from hypothesis import strategies as st
 from pipelines import RULES, Rows, expected_shares
 
 import replicax as rx
-from replicax.input._agreement import AgreeingFeed
+from replicax.input._agreement import AgreeingFeed, InTurn, OfferingFeed
 from replicax.input._ending import EndOfData
 from replicax.input._feed import Feed, SplittingFeed
+from replicax.input._row_splitting import Workers, shares
 from replicax.input._sharding import shard
-from replicax.input._splitting import Workers, shares
 from replicax.input.sources import source_of
 
 POLICIES = rx.AutoShardPolicy
@@ -53,7 +54,7 @@ def workers_of(count: int, replicas_each: int, rule: str = "even") -> list[Worke
 
 
 def steps_of(feed: SplittingFeed) -> list[list[list[Any]]]:
-    """For every step, every local replica's rows."""
+    """Return every local replica's rows for every step."""
     steps = []
     while True:
         try:
@@ -129,7 +130,7 @@ def test_every_row_of_files_is_read_once(count, files, tmp_path_factory):
 )
 @example(rows=10, full=10, count=2, rule="even")
 def test_a_step_of_all_workers_has_the_rows_of_a_batch(rows, full, count, rule):
-    """Of batches that each worker has for itself."""
+    """Batches that each worker has for itself."""
     rows = min(rows, full)
     steps = [w.cut_own(rows, full) for w in workers_of(count, 2, rule)]
     if rule == "even":
@@ -299,7 +300,7 @@ def require_exact_resumption(dataset: Any, workers: Workers, policy: rx.AutoShar
 @pytest.mark.parametrize("policy", [POLICIES.OFF, POLICIES.DATA])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_resuming_after_every_step(count, policy, rule):
-    """Also inside of a batch that a worker has for itself, and where its share of it is empty."""
+    """The same holds inside a batch of one worker, and where its share of it is empty."""
     for workers in [*workers_of(count, 1, rule), *workers_of(count, 2, rule)]:
         for rows in range(2 * workers.replicas + 2):
             for size in {1, 2, workers.replicas, workers.replicas + 1}:
@@ -308,11 +309,12 @@ def test_resuming_after_every_step(count, policy, rule):
 
 
 class Table:
-    """Where workers, each in a thread, put down what they say: stands for the hub."""
+    """A stand-in for the hub, in which workers, each in a thread, leave their messages."""
 
     def __init__(self, count: int) -> None:
+        self.count = count
         self.said: dict[str, dict[int, Any]] = defaultdict(dict)
-        self.all_are_here = threading.Barrier(count, timeout=20)
+        self.changed = threading.Condition()
 
 
 class AtTable:
@@ -321,22 +323,40 @@ class AtTable:
     def __init__(self, table: Table, index: int) -> None:
         self._table = table
         self._index = index
+        self.members = SimpleNamespace(
+            count=table.count, names=[f"worker {index}" for index in range(table.count)]
+        )
 
-    def exchange(self, topic: str, value: Any, closed: threading.Event) -> list[Any]:
-        self._table.said[topic][self._index] = json.loads(json.dumps(value))
-        self._table.all_are_here.wait()
-        return [value for _, value in sorted(self._table.said[topic].items())]
+    def put_input(self, topic: str, value: Any) -> Any:
+        said = self._table.said[topic]
+        with self._table.changed:
+            said[self._index] = json.loads(json.dumps(value))
+            self._table.changed.notify_all()
+        return OnTable(said, self._table.count)
+
+    def wait_for_input(self, exchange: OnTable, closed: threading.Event) -> list[Any]:
+        with self._table.changed:
+            assert self._table.changed.wait_for(lambda: exchange.complete, 20)
+        return [value for _, value in sorted(exchange.said.items())]
+
+
+@dataclass
+class OnTable:
+    said: dict[int, Any]
+    count: int
 
     @property
-    def members(self) -> Any:
-        count = self._table.all_are_here.parties
-        return SimpleNamespace(names=[f"worker {index}" for index in range(count)])
+    def complete(self) -> bool:
+        return len(self.said) == self.count
+
+    def withdraw(self) -> None:
+        pass
 
 
 def read_together(
     datasets: Sequence[Any], team: Sequence[Workers], states: Sequence[Any]
 ) -> list[tuple[Any, Any]]:
-    """For every step that the workers take together, their rows and their states."""
+    """Return the workers' rows and states for every step that they take together."""
     table = Table(len(team))
 
     def read_one(workers: Workers) -> list[tuple[Any, Any]]:
@@ -346,7 +366,9 @@ def read_together(
             )
 
         session: Any = AtTable(table, workers.index)
-        feed = AgreeingFeed(begin, len(workers.local), session, "pass", threading.Event())
+        replicas = len(workers.local)
+        offering = OfferingFeed(begin, replicas, session, "pass")
+        feed = AgreeingFeed(offering, InTurn(offering), replicas, session, threading.Event())
         steps = []
         with contextlib.closing(feed), contextlib.suppress(EndOfData):
             while True:

@@ -16,9 +16,9 @@ from keras_models import keras
 from support import equal, shares
 
 import replicax as rx
+from replicax import _once
 from replicax.errors import ContextError, InvalidArgument, SummedTwice
-from replicax.execution import _summed_twice
-from replicax.execution._rows import row_weights
+from replicax.execution._row_weights import row_weights
 
 RATE = 0.1
 RANDOM = np.random.default_rng(0)
@@ -242,7 +242,7 @@ CASES += [(change, True) for change in IN_PROGRAMS]
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("change", "compiled"), CASES)
 def test_sums_of_what_was_reduced_are_warned_of_once(way, change, compiled, two, monkeypatch):
-    monkeypatch.setattr(_summed_twice, "_lines", set())  # that of NNX is the same in every test
+    monkeypatch.setattr(_once, "_said", _once._Said())  # that of NNX is the same in every test
     with two.scope():
         step, _ = WAYS[way]({**REDUCED, **IN_PROGRAMS}[change])
     step = rx.function(step) if compiled else step

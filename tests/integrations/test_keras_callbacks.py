@@ -54,9 +54,9 @@ def writes(monkeypatch):
 
 
 def together(value=None):
-    """What all workers bring; they wait for each other."""
+    """Return the values of all workers, which wait for each other."""
     session = cluster.session()
-    return [value] if session is None else session.meet("a test", value)
+    return [value] if session is None else session.all_gather("a test", value)
 
 
 def build(strategy):
@@ -150,7 +150,7 @@ def test_who_cannot_write_tells_all(strategy, shared):
 
 
 def test_workers_with_other_backups_are_told(strategy, tmp_path):
-    """As if the directory was on a disk of each."""
+    """Each worker has a directory of its own, as on separate disks."""
     backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
     fit(build(strategy), backup, epochs=1)
     together()

@@ -11,7 +11,7 @@ from conftest import STRATEGIES, cpus
 from keras_models import CASES, life, plain
 
 import replicax as rx
-from replicax.execution import _state_lifting
+from replicax.execution import _compiled_program
 from replicax.integrations.keras import _steps
 
 # Keras 3.15 converts its variables in a way that NumPy 2 warns of, for callbacks that ask for them.
@@ -50,27 +50,27 @@ def test_every_strategy_equals_one_device(name, strategy):
 
 @pytest.fixture
 def programs(monkeypatch):
-    """By name of a step: the first program that was run for it, as each device has it."""
+    """Return, by the name of a step, its first program, as each device has it."""
     found = {}
 
     def show(module, static):
-        launch, compiled = module.launch, {}
+        dispatch, compiled = module.dispatch, {}
 
         def shown(topology, label, program, *args):
             if "_step`" not in label:
-                return launch(topology, label, program, *args)
+                return dispatch(topology, label, program, *args)
             arrays, rest = args[: len(args) - static], args[len(args) - static :]
             shapes = str([leaf.shape for leaf in jax.tree.leaves(arrays)])
             if (program, rest, shapes) not in compiled:
                 compiled[program, rest, shapes] = program.lower(*args).compile()
             run = compiled[program, rest, shapes]
             found.setdefault(label.split("`")[1], run)
-            return launch(topology, label, run, *arrays)
+            return dispatch(topology, label, run, *arrays)
 
-        monkeypatch.setattr(module, "launch", shown)
+        monkeypatch.setattr(module, "dispatch", shown)
 
     show(_steps, 2)  # the last two arguments are part of the program
-    show(_state_lifting, 0)
+    show(_compiled_program, 0)
     return found
 
 

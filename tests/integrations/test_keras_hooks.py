@@ -1,4 +1,4 @@
-"""Which models a strategy has, and that others are left alone."""
+"""The models of a strategy are distributed, and others are left alone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_model_without_a_strategy_may_be_fitted_in_a_scope(two):
 
 
 def test_weights_that_share_an_array(two):
-    """As a weight and its moving average do after `fit`."""
+    """Two variables may share an array, as a weight and its moving average do after `fit`."""
     with two.scope():
         model = dense()
         model.compile(keras.optimizers.SGD(0.1, use_ema=True), "sparse_categorical_crossentropy")

@@ -1,4 +1,4 @@
-"""What `fit`, `evaluate` and `predict` take, and what they refuse."""
+"""The input that `fit`, `evaluate` and `predict` accept, and that which they refuse."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_uneven_elements_of_a_distributed_dataset_count_once(three):
 
 
 def test_shares_of_any_size(three):
-    """Of a dataset that gives the replicas other numbers of rows, the first of them most."""
+    """A dataset that gives the replicas different numbers of rows, the first replica most."""
     parts = [np.full((count, 5), value, np.float32) for count, value in ((4, 1), (1, 2), (1, 3))]
     dataset = three.distribute_datasets_from_function(lambda context: parts)
     with three.scope():

@@ -1,4 +1,4 @@
-"""Which steps of a model are compiled, and which signatures they may have."""
+"""The compiled steps of a model, and the signatures that they may have."""
 
 from __future__ import annotations
 

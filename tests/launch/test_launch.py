@@ -94,7 +94,7 @@ def launcher(*arguments: str, **options) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def read(file: Path) -> str:
-    """What a worker has told, once it has."""
+    """Wait for the report of a worker, and return it."""
     wait_until(file.exists)
     return file.read_text()
 

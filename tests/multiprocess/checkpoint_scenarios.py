@@ -1,4 +1,4 @@
-"""What two workers do with checkpoints for test_checkpoint.py, in one pair of processes.
+"""The checkpoint scenarios of test_checkpoint.py, run by one pair of processes.
 
 Called with a directory that both see, in which there is a checkpoint of a process alone.
 """
@@ -54,7 +54,7 @@ def from_one_process(strategy, directory):
 
 
 def paths_of_their_own(strategy, directory, worker):
-    """As TensorFlow's tutorials have it: all save, and only what the first has saved is kept."""
+    """Save as in TensorFlow's tutorials: all workers save, and the first one's files are kept."""
     checkpoint = rx.Checkpoint(value=rx.Variable(7.0), wide=np.arange(4) + 2**40, step=1)
     own = directory if worker == 0 else Path(tempfile.mkdtemp())
     path = checkpoint.save(own / "own")

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 
 import replicax as rx
@@ -39,6 +40,8 @@ def train(strategy: rx.Strategy, how: str, culprit: int) -> None:
 
     with strategy.scope():
         weight = rx.Variable(np.ones(3, np.float32), name="weight")
+    if how == "tracing":
+        uneven_step(strategy, is_culprit)
     if how == "restore":
         on_all_workers("restore it", lambda: end(how) if is_culprit else None)
     dataset = strategy.distribute_datasets_from_function(lambda context: elements)
@@ -46,6 +49,19 @@ def train(strategy: rx.Strategy, how: str, culprit: int) -> None:
         if how != "input" and is_culprit and number == 2:
             end(how)
         step()
+
+
+def uneven_step(strategy: rx.Strategy, is_culprit: bool) -> None:
+    """Raise on one worker only, while it traces what all would do eagerly if they could not."""
+
+    @rx.function
+    def step(rows):
+        if is_culprit and isinstance(rows, jax.core.Tracer):
+            end("tracing")
+        return rx.get_replica_context().all_reduce("SUM", rows.sum())
+
+    rows = np.ones(1 + strategy.cluster_resolver.task_id, np.float32)
+    strategy.run(step, (strategy.experimental_distribute_values_from_function(lambda _: rows),))
 
 
 def main(how: str, culprit: int) -> None:

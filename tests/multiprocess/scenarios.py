@@ -1,7 +1,7 @@
-"""What two workers do for test_scenarios.py: all of it in one pair of processes, in order.
+"""The scenarios of test_scenarios.py: one pair of processes runs all of them, in order.
 
 Each scenario takes the strategy and this worker's index, and returns what JSON can express. One
-that raises ends the program.
+that raises ends the program. Arguments choose some of them by name.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,92 @@ def beginnings(strategy, worker):
 
 
 @scenario
+def many_beginnings(strategy, worker):
+    """Create variables and slots; count what the workers do together meanwhile."""
+    progress = cluster.current().progress
+
+    def created_and_trained(count):
+        before = progress.number
+        with strategy.scope():
+            weights = [rx.Variable(np.full(3, i + worker, np.float32)) for i in range(count)]
+            others = [rx.Variable(worker + i, trainable=False) for i in range(count)]
+            flag = rx.Variable(worker == 0, trainable=False)
+            empty = rx.Variable(np.zeros((0, 2), np.float32))
+            optimizer = rx.Optimizer(optax.adam(0.1))
+        created = progress.number
+
+        @rx.function
+        def step():
+            def replica_step():
+                loss = lambda: sum((weight**2).sum() for weight in weights)  # noqa: E731
+                optimizer.minimize(loss, weights)
+
+            strategy.run(replica_step)
+
+        step()
+        values = [float(weight[0]) for weight in weights]
+        numbers = [int(other) for other in others]
+        taken = (created - before, progress.number - created)
+        return taken, values, [numbers, bool(flag), empty.shape]
+
+    few, many = created_and_trained(2), created_and_trained(30)
+    return {"few": few, "many": many}
+
+
+@scenario
+def beginnings_read_by_one(strategy, worker):
+    """Read a variable on one worker, while the others go on to create more."""
+    with strategy.scope():
+        first = rx.Variable(float(worker + 1))
+        if worker == 0:
+            float(first)
+        others = [rx.Variable(float(worker + i)) for i in range(3)]
+    return [float(first), *map(float, others)]
+
+
+@scenario
+def beginnings_read_by_one_before_input(strategy, worker):
+    """Read a variable on one worker, while the other one goes on to wait for input."""
+    options = rx.InputOptions(auto_shard_policy="data")
+    with strategy.scope():
+        variable = rx.Variable(float(worker + 1))
+        elements = iter(
+            strategy.experimental_distribute_dataset([np.ones((2, 3), np.float32)], options)
+        )
+        if worker == 0:
+            float(variable)
+        element = next(elements)
+    return [float(variable), strategy.gather(element, axis=0).shape]
+
+
+@scenario
+def beginnings_cut_off(strategy, worker):
+    """Fail to bring the value of the first worker; go on when that is possible again."""
+    created = []
+
+    def create():
+        with strategy.scope():
+            created.append(rx.Variable(float(worker + 1)))
+
+    with mock.patch("replicax.variables._initial.first_workers", side_effect=OSError("cut off")):
+        message = message_of(OSError, create)
+    return [message, float(created[0])]
+
+
+@scenario
+def beginnings_that_differ_further_on(strategy, worker):
+    made = []
+
+    def create():
+        with strategy.scope():
+            made.append(rx.Variable(0.0, name="same"))
+            made.append(rx.Variable(0.0, name=f"own {worker}"))
+
+    created = message_of(rx.errors.CollectiveMismatch, create)
+    return [created, *(message_of(rx.errors.CollectiveMismatch, each.numpy) for each in made)]
+
+
+@scenario
 def values_of_the_host(strategy, worker):
     """Reduce what is not distributed: each worker contributes its own, whatever its devices."""
     number, rows = np.float32(worker + 1), np.float32([[1, 2]] * (worker + 1))
@@ -86,6 +173,11 @@ def values_of_the_host(strategy, worker):
         "python": float(strategy.reduce("SUM", worker + 1, axis=None)),
         "mean": float(strategy.reduce("MEAN", number, axis=None)),
         "rows": [strategy.reduce(op, rows, axis=0).tolist() for op in ("SUM", "MEAN")],
+        "chosen": [
+            float(strategy.reduce(op, number, axis=None))
+            for op in (rx.ReduceOp.MAX, rx.ReduceOp.MIN)
+        ],
+        "chosen rows": strategy.reduce(rx.ReduceOp.MAX, rows * number, axis=0).tolist(),
         "to a variable": [float(x) for x in strategy.experimental_local_results(to_variable)],
         "compiled": [float(x) for x in compiled],
         "in merge_call": [float(x) for x in strategy.experimental_local_results(in_merge)],
@@ -186,9 +278,11 @@ def eager_meetings_that_differ(strategy, worker):
 
 @scenario
 def large_meetings(strategy, worker):
-    meet = cluster.current().meet
-    refused = message_of(rx.errors.InvalidArgument, lambda: meet("a huge thing", "x" * 17_000_000))
-    together = meet("a large thing", "x" * 9_000_000)  # 18 MB of both
+    all_gather = cluster.current().all_gather
+    refused = message_of(
+        rx.errors.InvalidArgument, lambda: all_gather("a huge thing", "x" * 17_000_000)
+    )
+    together = all_gather("a large thing", "x" * 9_000_000)  # 18 MB of both
     return {
         "refused": refused.replace(f"worker {worker}", "a worker"),
         "together": [len(each) for each in together],
@@ -254,7 +348,7 @@ def printing(strategy, worker):
 
 
 def _lengths(strategy, dataset):
-    """For each step, the rows of all replicas, and their sum over the workers."""
+    """Return for each step the rows of all replicas, and their sum over the workers."""
     steps = []
     for element in dataset:
         rows = strategy.gather(element, axis=0)
@@ -354,7 +448,7 @@ def leaving_a_loop(strategy, worker):
 
 @scenario
 def passes_to_the_end(strategy, worker):
-    """How many of the callers' variables are left."""
+    """Return the number of the callers' variables that are still alive."""
 
     class Large:
         pass
@@ -466,6 +560,54 @@ def values_made_by_hand(strategy, worker):
         "gather": np.asarray(strategy.gather(value, axis=0)).tolist(),
         "compiled": float(total(value)),
     }
+
+
+@scenario
+def meetings_about_shapes(strategy, worker):
+    """Return the names of the calls that wait for the other worker, with their counts."""
+    labels = []
+    all_gather = cluster.Session.all_gather
+
+    def counted(self, label, value=None):
+        labels.append(label)
+        return all_gather(self, label, value)
+
+    def meetings(call):
+        labels.clear()
+        result = call()
+        return [len(labels), result]
+
+    def shapes_of(value):
+        return [list(shape) for shape in value.shapes]
+
+    def gradient(values):
+        def loss(values):
+            gathered = rx.get_replica_context().all_gather(values, axis=0)
+            return sum(jnp.sum(each**2) for each in gathered)
+
+        return jax.grad(loss)(values)
+
+    with strategy.scope():
+        own = rx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+    counting = rx.function(lambda: strategy.run(lambda: own.assign_add(1.0)))
+    counting()
+    value = of_worker(strategy, np.ones(2 + worker, np.float32))
+    several = [of_worker(strategy, np.ones((2 + worker, n), np.float32)) for n in (1, 2, 3)]
+    with mock.patch.object(cluster.Session, "all_gather", counted):
+        seen = {
+            "before": meetings(lambda: message_of(ValueError, lambda: value.shapes)),
+            "reduce": meetings(lambda: float(strategy.reduce("SUM", value, axis=0))),
+            "after": meetings(lambda: shapes_of(value)),
+            "nest": meetings(lambda: [x.tolist() for x in strategy.reduce("SUM", several, axis=0)]),
+            "gradient": meetings(
+                lambda: [x.primary.sum().item() for x in strategy.run(gradient, (several,))]
+            ),
+            "written eagerly": meetings(lambda: strategy.run(own.assign_add, (1.0,)))[0],
+            "then in a program": meetings(counting)[0],
+            "assigned": meetings(lambda: own.assign(8.0))[0],
+            "then again": meetings(counting)[0],
+        }
+    return {**seen, "counted": float(own.numpy())}
 
 
 @scenario
@@ -610,11 +752,63 @@ def means_over_uneven_rows(strategy, worker):
     return after
 
 
+@scenario
+def what_is_done_together(strategy, worker):
+    """The meetings and programs of a step."""
+    with strategy.scope():
+        weights = [rx.Variable(np.ones(200, np.float32)) for _ in range(3)]
+        optimizer = rx.Optimizer(optax.sgd(0.5))
+
+    def step(rows):
+        def loss_of():
+            return sum((rows * weight.value).sum() for weight in weights)
+
+        loss, gradients = rx.value_and_grad(loss_of, weights)()
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return loss
+
+    def whole_step(rows):
+        return strategy.reduce("SUM", strategy.run(step, args=(rows,)), axis=None)
+
+    compiled = rx.function(whole_step)
+    batches = [np.full((3, 200), 1 / 256, np.float32)] * 5
+    options = rx.InputOptions(auto_shard_policy="data")
+    elements = iter(strategy.experimental_distribute_dataset(batches, options))
+    for function in (whole_step, compiled):
+        function(next(elements))
+    session, done = cluster.current(), []
+    all_gather, run = session.all_gather, session.run
+    session.all_gather = lambda label, value=None: (
+        done.append(f"all_gather: {label}"),
+        all_gather(label, value),
+    )[1]
+    session.run = lambda label, program: (done.append(f"run: {label}"), run(label, program))[1]
+    try:
+        losses = [float(function(next(elements))) for function in (whole_step, compiled)]
+    finally:
+        del session.all_gather, session.run
+    values = [strategy.run(lambda n=n: jnp.full(n, worker + 1.0)) for n in (1, 1000)]
+    return {
+        "done": done,
+        "losses": losses,
+        "values": [float(each[0]) for each in strategy.reduce("SUM", values, axis=None)],
+        "means": [float(strategy.reduce("MEAN", each, axis=None)[0]) for each in values],
+    }
+
+
 def main() -> None:
     strategy = rx.MultiWorkerMirroredStrategy()
     worker = strategy.cluster_resolver.task_id
+    chosen = sys.argv[1:]
     for each in SCENARIOS:
+        if chosen and each.__name__ not in chosen:
+            continue
         print("RESULT", json.dumps([each.__name__, each(strategy, worker)]), flush=True)
+    if not chosen or "read_by_one_at_the_end" in chosen:
+        rx.experimental_set_strategy(strategy)
+        last = rx.Variable(float(worker + 1))
+        if worker == 0:  # the other one is at its end, and never reads it
+            print("RESULT", json.dumps(["read_by_one_at_the_end", float(last)]), flush=True)
 
 
 if __name__ == "__main__":

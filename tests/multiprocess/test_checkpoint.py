@@ -1,4 +1,4 @@
-"""Two workers save and restore together; processes of other sizes go on from what they saved."""
+"""Two workers save and restore together; processes of other sizes resume from it."""
 
 from __future__ import annotations
 

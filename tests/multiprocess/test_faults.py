@@ -50,8 +50,8 @@ def faults(
 
 ENDS = {
     "raise": (1, "failed: ArithmeticError: a fault of the program"),
-    "SIGKILL": (-9, "is gone without a word"),
-    "exit": (0, "is gone without a word"),
+    "SIGKILL": (-9, "exited without reporting an error"),
+    "exit": (0, "exited without reporting an error"),
     "leave": (3, "has finished its program"),
 }
 

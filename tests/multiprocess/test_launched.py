@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from workers import ROOT
 
 PROGRAM = "tests/multiprocess/faulty_training.py"
+CACHED = "tests/multiprocess/cached_training.py"
 
 
 def launch(event: str, worker: int, *, steps: int = 8) -> subprocess.CompletedProcess[str]:
@@ -72,6 +75,7 @@ CAUSES = {
     "raise": (1, r"WorkerLost: worker {} \(.*\) failed: ArithmeticError: a fault"),
     "hook": (1, r"own hook: WorkerLost worker {} \(.*\) failed: ArithmeticError: a fault"),
     "thread": (1, r"WorkerLost: worker {} \(.*\) failed: ArithmeticError: a fault"),
+    "tracing": (1, r"WorkerLost: worker {} \(.*\) failed: ArithmeticError: a fault"),
     "restore": (
         1,
         r"CheckpointError: worker {} could not restore it, so that no worker has: Arith",
@@ -100,3 +104,18 @@ def test_all_is_well():
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     for worker in range(2):
         assert f"[worker {worker}] step 2" in outcome.stdout
+
+
+def test_a_second_start_finds_what_the_first_one_has_compiled(tmp_path):
+    def start() -> list[dict[str, Any]]:
+        outcome = launched("--compilation-cache", str(tmp_path), CACHED)
+        assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+        said = re.findall(r"^\[worker (\d)\] (\{.*\})$", outcome.stdout, re.MULTILINE)
+        return [json.loads(text) for _, text in sorted(said)]
+
+    first, second = start(), start()
+    assert [worker["losses"] for worker in second] == [worker["losses"] for worker in first]
+    assert all(worker["compiled"] > 0 for worker in first)
+    assert [worker["compiled"] for worker in second] == [0, 0]
+    for before, after in zip(first, second, strict=True):
+        assert after["found"] == before["compiled"] + before["found"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -123,6 +124,45 @@ def test_two_workers_that_do_not_reach_each_other_any_more_are_named():
         network.rules.cut_pair(1, 2)
         ended = group.wait(6 * TIMEOUT)
     require_failed(ended, "WorkerLost", cannot_reach(1, 2), cannot_reach(2, 1))
+
+
+# Workers that were told different things.
+
+
+def test_a_host_that_was_told_of_another_cluster_is_named_to_all():
+    with hosts(3) as network:
+        right = network.addresses
+        told = [right, right, [right[0], "10.77.0.9", right[2]]]
+        with network.run([PROGRAM, "nothing", "0", "0", "200", "1"], told) as group:
+            ended = group.wait(START)  # long before the time-out
+    came = r"came as worker 2 \(10\.77\.0\.3:2222\) was refused: it has the cluster \["
+    require_failed(ended[:2], "StartFailed", came)
+    require_failed(ended[2:], "StartFailed", "was turned away")
+
+
+def test_a_name_that_is_a_loopback_address_on_its_own_host():
+    right = {"first": "10.77.0.1", "second": "10.77.0.2"}
+    with hosts(2, [right, {**right, "second": "127.0.1.1"}]) as network:
+        told = [list(right)] * 2
+        with network.run([PROGRAM, "nothing", "0", "0", "200", "1"], told) as group:
+            ended = group.wait(START)
+    trap = r"second.*is 127\.0\.1\.1 on this machine, where no other machine can reach it"
+    require_failed(ended[1:], "StartFailed", trap)
+    # Worker 0 hears of it while it waits for the others, or right after they have all come.
+    assert ended[0].code == 1, ended[0].output
+    assert re.search(rf"errors\.(StartFailed|WorkerLost): .*{trap}", ended[0].output)
+
+
+def test_hosts_that_are_far_apart_wait_for_each_other_once_for_many_variables():
+    with hosts(2) as network:
+        network.rules.delay_ms = 50
+        with network.run(["tests/multiprocess/scenarios.py", "many_beginnings"]) as group:
+            ended = group.wait(2 * START)
+    assert [each.code for each in ended] == [0, 0], [each.output for each in ended]
+    for each in ended:
+        (line,) = re.findall(r"^RESULT (.*)$", each.output, re.MULTILINE)
+        _, result = json.loads(line)
+        assert result["few"][0] == result["many"][0], "what is done together"
 
 
 # Firewalls.

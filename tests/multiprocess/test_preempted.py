@@ -35,7 +35,7 @@ def said(text: str, output: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> dict[int, list[str]]:
-    """How a training ends that nothing happens to, by the number of workers."""
+    """Return the result of an undisturbed training, by the number of workers."""
     states = {}
     for workers in (1, 2):
         ended = launch(tmp_path_factory.mktemp("undisturbed"), "nothing:0", workers)

@@ -1,4 +1,4 @@
-"""What two workers do together, seen from both; they run all scenarios in one pair of processes."""
+"""Two workers together, seen from both: one pair of processes runs all scenarios."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Results = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    """What each worker's scenarios returned."""
+    """Return the results of each worker's scenarios."""
     ended = run(["tests/multiprocess/scenarios.py"], 150)
     for each in ended:
         assert each.code == 0, each.output
@@ -29,7 +29,7 @@ def results() -> Results:
 
 
 def both(results: Results, scenario: str) -> Any:
-    """What both workers have."""
+    """Return the result, which must be the same on both workers."""
     first, second = (each[scenario] for each in results)
     assert first == second
     return first
@@ -42,6 +42,35 @@ def test_variables_begin_with_the_value_of_the_first_worker(results):
         "key": [0, 0],
         "lazily": [0.0],
     }
+
+
+def test_many_variables_are_agreed_on_at_once(results):
+    seen = both(results, "many_beginnings")
+    (few, *_), (many, values, others) = seen["few"], seen["many"]
+    assert many == few, "as many meetings and programs for 30 variables as for two"
+    assert sum(many) < 10
+    # Adam's first step is of its learning rate.
+    assert values == pytest.approx([max(i - 0.1, 0.0) for i in range(30)], abs=1e-5)
+    assert others == [list(range(30)), True, [0, 2]]
+
+
+def test_a_worker_may_read_a_variable_before_others_have_created_all(results):
+    assert both(results, "beginnings_read_by_one") == [1.0, 0.0, 1.0, 2.0]
+
+
+def test_a_worker_may_read_a_variable_while_others_wait_for_input_or_end(results):
+    assert both(results, "beginnings_read_by_one_before_input") == [1.0, [2, 3]]
+    assert results[0]["read_by_one_at_the_end"] == 1.0
+
+
+def test_variables_whose_first_value_did_not_arrive_get_it_later(results):
+    assert both(results, "beginnings_cut_off") == ["cut off", 1.0]
+
+
+def test_a_later_variable_that_differs_is_refused_at_every_use(results):
+    messages = both(results, "beginnings_that_differ_further_on")
+    assert "worker 0 has 'own 0' of shape () and dtype float32; worker 1 has 'own 1'" in messages[0]
+    assert messages == messages[:1] * 3
 
 
 def test_a_variable_that_differs_is_refused_by_all(results):
@@ -61,7 +90,7 @@ def test_different_collectives_are_refused_by_all(results):
 
 def test_meetings_with_much_to_say(results):
     seen = both(results, "large_meetings")
-    assert "What a worker has to tell the others for a huge thing" in seen["refused"]
+    assert "The message of a worker for a huge thing" in seen["refused"]
     assert "is too large: " in seen["refused"]
     assert seen["together"] == [9_000_000] * 2
 
@@ -162,6 +191,22 @@ def test_a_mean_of_gradients_is_one_over_the_rows_of_all_workers(results):
     assert both(results, "means_over_uneven_rows") == pytest.approx([3.0, 6.0, 12.0, 18.0])
 
 
+def test_only_explicit_calls_wait_for_the_other_worker(results):
+    for worker, each in enumerate(results):
+        seen = each["meetings_about_shapes"]
+        count, message = seen["before"]
+        assert count == 0
+        assert f"this one has ({2 + worker},)" in message
+        assert seen["reduce"] == [3, 5.0]
+        assert seen["after"] == [0, [[2], [3]]]
+        assert seen["nest"] == [7, [[5.0] * n for n in (1, 2, 3)]]  # one for all shapes
+        assert seen["gradient"] == [5, [4.0 * n * (2 + worker) for n in (1, 2, 3)]]
+        # The shapes of variables are known.
+        assert [seen["written eagerly"], seen["then in a program"]] == [0, 0]
+        assert [seen["assigned"], seen["then again"]] == [0, 0]
+        assert seen["counted"] == 10.0
+
+
 def test_values_of_known_shape_are_compared_too(results):
     message = both(results, "results_that_differ")
     assert "replica 0: (3,), replica 1: (2,)" in message
@@ -209,6 +254,7 @@ def test_values_of_the_host_are_summed_over_workers(results):
     told = both(results, "values_of_the_host")
     assert (told["sum"], told["python"], told["mean"]) == (3.0, 3.0, 1.5)
     assert told["rows"] == [[3.0, 6.0], [1.0, 2.0]]
+    assert (told["chosen"], told["chosen rows"]) == ([2.0, 1.0], [2.0, 4.0])
     assert set(told["to a variable"]) == {3.0}
     assert told["compiled"] == [6.0, 3.0]
     assert set(told["in merge_call"]) == {6.0}
@@ -220,3 +266,15 @@ def test_the_first_worker_gives_hints_for_all(results):
     assert len(first) == 1
     assert "has been traced 11 times" in first[0]
     assert second == []
+
+
+def test_a_step_does_little_together(results):
+    """Each of these takes a round trip between the workers, or two."""
+    seen = both(results, "what_is_done_together")
+    assert seen["done"] == [
+        "all_gather: reduce SUM of 3 value(s)",
+        "run: reduce SUM",
+        "all_gather: reduce SUM of 1 value(s)",
+        "run: the compiled function `whole_step`",
+    ]
+    assert (seen["values"], seen["means"]) == ([3.0, 3.0], [1.5, 1.5])

@@ -185,7 +185,7 @@ def test_what_meets_is_each_replicas_own(strategy, execution, where):
 
 
 def test_values_of_the_function_around_it(strategy):
-    """What one `run` of a compiled function returned, and its arguments, in another `run`."""
+    """The results and arguments of one `run` of a compiled function are used in another."""
     own = per_replica(strategy, numbers(strategy))
 
     def step(x):

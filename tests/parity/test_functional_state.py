@@ -72,7 +72,7 @@ def test_a_program_of_parameters_is_compiled_once(two):
     count = []
     for _ in range(3):
         params, state, _ = two.run(compiled, args=(params, state, two.split(ROWS)))
-        (program,) = compiled._programs.values()
+        (program,) = compiled._programs._entries.values()
         count.append(program.jitted._cache_size())
     assert count == [1, 1, 1]
 

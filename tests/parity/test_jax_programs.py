@@ -131,7 +131,7 @@ class ByName(Replicas):
 
 @pytest.mark.parametrize("jit", ["none", "jax.jit", "eqx.filter_jit"])
 def test_collectives_of_jax_find_the_replicas_by_name(strategy, jit):
-    """Also if the step is compiled by itself."""
+    """The same holds if the step is compiled by itself."""
     import equinox as eqx
 
     transform = {"none": lambda step: step, "jax.jit": jax.jit, "eqx.filter_jit": eqx.filter_jit}

@@ -75,13 +75,13 @@ class Row:
         return self.there == "none"
 
     def name(self, heading: str) -> str:
-        """Which name of the page it is about."""
+        """The name on the page that it is about."""
         name = self.there.partition("(")[0]
         return "__init__" if name == heading else name
 
 
 def section(document: str, heading: str) -> str:
-    """What is below a heading of the third level, up to the next heading."""
+    """Return the text below a heading of the third level, up to the next heading."""
     found = re.search(rf"^### {re.escape(heading)}\n(.*?)(?=^##|\Z)", document, re.M | re.S)
     return found[1] if found else ""
 
@@ -146,12 +146,12 @@ def differences(there: str | None, path: str) -> list[str]:
     for further in actual[len(wanted) :]:
         permitted = further.name == REQUIRED_BESIDES.get(there)
         if further.default is EMPTY and not (permitted and further.kind is further.KEYWORD_ONLY):
-            found.append(f"{further.name!r} of {path} has to be given, and is not there")
+            found.append(f"{further.name!r} of {path} must be given, and is not there")
     return found
 
 
 def wrong_with_name(table: list[Row], heading: str, name: str, names: Names) -> list[str]:
-    """What is wrong with the row of a name."""
+    """Return the faults of a name's row."""
     about = [row for row in table if row.name(heading) == name]
     if len(about) != 1:
         return [f"{len(about)} rows are about {name}"]
@@ -162,7 +162,7 @@ def wrong_with_name(table: list[Row], heading: str, name: str, names: Names) -> 
 
 
 def wrong_with_path(there: str, path: str, names: Names) -> list[str]:
-    """What is wrong with a path that a row gives."""
+    """Return the faults of a path that a row gives."""
     if there == "none":
         return [problem for problem in differences(None, path) if "resolve" in problem]
     name = there.partition("(")[0].rpartition(".")[2]
@@ -292,7 +292,7 @@ def test_a_right_table_passes():
         ("kwargs=None, options", "kwargs=(), options", "'kwargs' of rx.Strategy.run is None"),
         ("args=(), kwargs", "args=[], kwargs", "'args' of rx.Strategy.run is (), not []"),
         ("(reduce_op, value, axis)", "(value, reduce_op, axis)", "no parameter 'value' in place 1"),
-        ("(reduce_op, value, axis)", "(reduce_op, value)", "'axis' of rx.Strategy.reduce has to"),
+        ("(reduce_op, value, axis)", "(reduce_op, value)", "'axis' of rx.Strategy.reduce must"),
         ("(reduce_op, value, axis)", "(reduce_op, value, axis, k)", "no parameter 'k' in place 4"),
         ("value, axis)", "value, axis=None)", "'axis' of rx.Strategy.reduce is <class"),
         ("`rx.Strategy.reduce`", "`rx.compat.v1.Strategy.reduce`", "'axis' of rx.compat.v1"),
@@ -306,7 +306,7 @@ def test_a_right_table_passes():
         ("`rx.Strategy.topology`", "`rx.Strategy.typology`", "typology does not resolve"),
         ("| `extended` |", "| `extended()` |", "the row says extended(), and the page extended"),
         ("| `extended` |", "| `extended()` |", "rx.Strategy.extended is <property"),
-        ("Strategy(extended)` |", "Strategy()` |", "'extended' of rx.Strategy has to be given"),
+        ("Strategy(extended)` |", "Strategy()` |", "'extended' of rx.Strategy must be given"),
         ("### tf.distribute.Strategy", "### Strategy", "0 rows are about run"),
     ],
 )

@@ -96,7 +96,7 @@ def devices_of(variable):
 
 
 def test_the_slots_of_an_optimizer_are_colocated_with_their_variable(strategy):
-    """By the library's own optimizer, and by one of the user's as the page describes it."""
+    """This holds for the library's optimizer, and for a user's as the page describes it."""
     with strategy.scope():
         weight = rx.Variable([1.0, 2.0])
         optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9))
@@ -110,12 +110,12 @@ def test_the_slots_of_an_optimizer_are_colocated_with_their_variable(strategy):
         optimizer.apply_gradients([(gradient, weight)])
 
     strategy.run(train)
-    home = devices_of(weight)
-    assert home == list(strategy.extended.parameter_devices)
+    devices = devices_of(weight)
+    assert devices == list(strategy.extended.parameter_devices)
     slots = [v for v in optimizer.variables if v.shape == weight.shape]
     assert slots, "momentum has a slot for the weight"
     for variable in (*slots, momentum, steps):
-        assert devices_of(variable) == home
+        assert devices_of(variable) == devices
         assert strategy.extended.variable_created_in_scope(variable)
 
     def own_update(weight, momentum, gradient):

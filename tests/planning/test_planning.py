@@ -72,7 +72,7 @@ def line_of(text: str) -> int:
 
 
 class Peak:
-    """How much more memory this process has had at most, in bytes, since this was made."""
+    """The growth of this process's peak memory since this object was created, in bytes."""
 
     def __init__(self):
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak that there was
@@ -443,11 +443,11 @@ def test_wrong_arguments_are_named(call, message):
 @needs_libtpu
 @pytest.mark.parametrize("kind", SHAPES)
 def test_every_topology_of_the_list_can_be_described(kind):
-    from replicax.planning._topologies import describe
+    from replicax.planning._topologies import target_of
 
     environment = dict(os.environ)
     for shape in SHAPES[kind]:
-        described = describe(f"{kind}:{shape}")
+        described = target_of(f"{kind}:{shape}")
         assert described.chips == np.prod([int(side) for side in shape.split("x")])
     assert dict(os.environ) == environment
 
@@ -467,9 +467,9 @@ def test_the_page_of_the_docs_has_the_figures_of_the_chips():
 
 @needs_libtpu
 def test_replicas_are_blocks_of_neighbours():
-    from replicax.planning._topologies import describe
+    from replicax.planning._topologies import target_of
 
-    topology = describe("v5e:4x4").topology((2, 2))
+    topology = target_of("v5e:4x4").topology((2, 2))
     for replica in topology.devices:
         places = np.array([device.coords for device in replica])
         assert (np.ptp(places, axis=0) == [1, 1, 0]).all()

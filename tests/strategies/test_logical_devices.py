@@ -317,7 +317,7 @@ def test_an_optimizer_can_be_made_and_used_where_variables_are_divided(wrap):
 
 
 def test_whatever_an_update_assigns_the_layout_stays():
-    """Also an array that lies on meshes of the user's own."""
+    """An array on the user's own mesh counts too."""
     strategy = make(2, 4)
     with strategy.scope():
         whole = rx.Variable(np.zeros(8, np.float32))

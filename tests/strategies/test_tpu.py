@@ -265,7 +265,7 @@ def test_functions_made_in_a_loop_are_warned_of_once(two):
 
 
 def test_programs_of_old_functions_are_let_go(two, monkeypatch):
-    monkeypatch.setattr("replicax.execution._compiling._KEPT", 2)
+    monkeypatch.setattr("replicax.execution._function_cache._MOST", 2)
     functions = [Recorded() for _ in range(3)]
     value = per_replica(two, np.float32([1, 2]))
     for fn in [*functions, functions[2], functions[0]]:

@@ -1,4 +1,4 @@
-"""Which cores form which replica, compared with what TensorFlow 2.21 builds.
+"""The cores of each replica, compared with the assignment of TensorFlow 2.21.
 
 `recorded_assignments.jsonl` has its results: the numbers of the devices of each replica, which lie
 in the mesh core by core first, and then along x, y and z.
@@ -74,18 +74,18 @@ def test_where_devices_are_missing_the_others_are_taken_in_order():
     ("arguments", "message"),
     [
         ({"computation_shape": [1, 1, 2]}, r"`computation_shape` .* \[4\]; got .* \[3\]"),
-        ({"computation_shape": [1, 1, 1, 0]}, r"has to be positive; got \[1, 1, 1, 0\]"),
+        ({"computation_shape": [1, 1, 1, 0]}, r"must be positive; got \[1, 1, 1, 0\]"),
         ({"computation_shape": "all"}, "whole numbers; got 'all'"),
         ({"computation_stride": [1, 1]}, r"`computation_stride` .* \[4\]; got .* \[2\]"),
-        ({"computation_stride": [1, 1, 1, -1]}, "has to be positive"),
+        ({"computation_stride": [1, 1, 1, -1]}, "must be positive"),
         ({"computation_shape": [1, 2, 2, 2]}, r"room for 0 replica\(s\) .* \[1, 2, 2, 2\]"),
         ({"computation_shape": [2, 1, 1, 1], "computation_stride": [2, 1, 1, 1]}, "room for 0"),
         ({"num_replicas": 9}, "room for 8 .* got `num_replicas` 9"),
         ({"computation_shape": [1, 1, 1, 2], "num_replicas": 5}, "room for 4"),
-        ({"num_replicas": 0}, "has to be positive; got 0"),
+        ({"num_replicas": 0}, "must be positive; got 0"),
         ({"num_replicas": 1.0}, "whole number; got 1.0"),
         ({"device_order_mode": DeviceOrderMode.RING}, "Use `DeviceOrderMode.AUTO`"),
-        ({"device_order_mode": 7}, "has to be a DeviceOrderMode; got 7"),
+        ({"device_order_mode": 7}, "must be a DeviceOrderMode; got 7"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):

@@ -1,4 +1,4 @@
-"""Where cores lie: what TPUs say of themselves, and the grid of devices that are none."""
+"""The positions of cores: as TPUs report them, and as a grid for other devices."""
 
 from types import SimpleNamespace
 
@@ -83,8 +83,8 @@ def test_a_topology_is_a_value():
 @pytest.mark.parametrize(
     ("mesh_shape", "coordinates", "message"),
     [
-        ([2, 2, 1], TWO_TASKS, r"`mesh_shape` has to be an array of shape \[4\]"),
-        ([2, 2, 1, 0], TWO_TASKS, r"has to be positive; got \[2, 2, 1, 0\]"),
+        ([2, 2, 1], TWO_TASKS, r"`mesh_shape` must be an array of shape \[4\]"),
+        ([2, 2, 1, 0], TWO_TASKS, r"must be positive; got \[2, 2, 1, 0\]"),
         ([2, 2, 1, 1.5], TWO_TASKS, "whole numbers"),
         (None, TWO_TASKS, "whole numbers"),
         ([2, 2, 1, 2], TWO_TASKS[0], r"shape \[n, n, 4\]; got one of shape \[4, 4\]"),

@@ -11,7 +11,8 @@ import pytest
 from support import components_equal, equal, per_replica
 
 import replicax as rx
-from replicax.values import regroup, select
+from replicax.collectives import regroup
+from replicax.values import select
 
 
 @pytest.fixture
@@ -90,6 +91,37 @@ def test_values_need_one_component_a_replica(topology):
         rx.PerReplica((1, 2, 3), topology)
 
 
+class Elsewhere:
+    """A device of another process."""
+
+    process_index, platform, id = 1, "cpu", 1
+
+
+@pytest.fixture
+def shared():
+    """Two replicas, the second of which belongs to a worker that nobody has started."""
+    return rx.Topology(((jax.devices()[0],), (Elsewhere(),)))
+
+
+def test_shapes_never_wait_for_another_worker(shared):
+    value = rx.PerReplica([jnp.ones((2, 3))], shared)
+    assert value.known_shapes() is None
+    for ask in (
+        lambda: value.shapes,
+        lambda: value.uniform,
+        lambda: value.array(shared),
+        lambda: value.padded(shared),
+    ):
+        with pytest.raises(rx.errors.InvalidArgument, match=r"this one has \(2, 3\).*gather"):
+            ask()
+    value.learn_shapes([(2, 3), (4, 3)])
+    assert value.shapes == ((2, 3), (4, 3))
+    assert not value.uniform
+    assert value.replaced(0, jnp.zeros((2, 3))).shapes == value.shapes
+    with pytest.raises(ValueError, match=r"replica 0: \(2, 3\), replica 1: \(4, 3\)"):
+        value.array(shared)
+
+
 def test_regroup_keeps_the_same_object_and_wraps_the_rest(topology):
     thing, array = object(), jnp.ones(2)
     merged = regroup([[thing, array, "a", None, 1.5], [thing, array, "b", None, 2.5]], topology)
@@ -130,13 +162,16 @@ def test_select_takes_components_and_brings_arrays_to_the_replica(two):
     first, second = two.extended.worker_devices
     placed = jax.device_put(jnp.ones(2), first)
     free = jnp.ones(2)
-    for handed in (False, True):
+    for keep_opaque in (False, True):
         chosen = select(
-            [rx.PerReplica((1, 2)), placed, free, "text", 7], 1, two.topology, handed=handed
+            [rx.PerReplica((1, 2)), placed, free, "text", 7],
+            1,
+            two.topology,
+            keep_opaque=keep_opaque,
         )
         assert chosen[0] == 2
         assert chosen[1].devices() == {second}
-        assert chosen[2] is free if handed else chosen[2].devices() == {second}
+        assert chosen[2] is free if keep_opaque else chosen[2].devices() == {second}
         assert chosen[3:] == ["text", 7]
 
 
@@ -164,8 +199,8 @@ def test_distributed_values_are_on_their_replicas_devices(strategy):
     count = strategy.num_replicas_in_sync
     assert [int(x) for x in value["of"].values] == [count] * len(devices)
     topology = strategy.topology
-    homes = [set(topology.devices[replica]) for replica in topology.local_replicas]
-    assert [x.devices() for x in value["id"].values] == homes
+    expected = [set(topology.devices[replica]) for replica in topology.local_replicas]
+    assert [x.devices() for x in value["id"].values] == expected
 
 
 def test_values_of_other_types_are_distributed_as_they_are(two):

@@ -14,7 +14,7 @@ import pytest
 from support import components_equal, equal, per_replica
 
 import replicax as rx
-from replicax.variables import _derivatives
+from replicax.variables import _gradient_programs
 
 pytestmark = pytest.mark.usefixtures("execution")
 
@@ -107,7 +107,7 @@ def test_under_jax_transformations_of_other_arguments(two):
 def test_variables_written_inside_are_written_once_it_has_returned(
     strategy, aggregation, synchronization
 ):
-    """Such as the running average of a batch normalisation."""
+    """An example is the running average of a batch normalisation."""
     count = strategy.num_replicas_in_sync
     options = {"aggregation": aggregation, "synchronization": synchronization}
     weight, average = make(strategy, 2.0), make(strategy, 10.0, **options)
@@ -215,9 +215,9 @@ def test_one_partial_that_needs_numbers_does_not_slow_another_down():
         return weight * factor
 
     equal(rx.grad(functools.partial(needy, 2.0), weight)(), 2.0)
-    before = len(_derivatives._programs)
+    before = len(_gradient_programs._cache.programs)
     equal(rx.grad(functools.partial(good, 5.5), weight)(), 5.5)
-    assert len(_derivatives._programs) == before + 1
+    assert len(_gradient_programs._cache.programs) == before + 1
 
 
 def test_disable_jit_shows_numbers(two):
@@ -277,10 +277,10 @@ def test_repeated_steps_reuse_one_program_also_with_custom_derivatives():
     def loss(x):
         return jnp.sum(jax.nn.relu(x * weight))  # relu has a derivative rule of its own
 
-    before = len(_derivatives._programs)
+    before = len(_gradient_programs._cache.programs)
     for step in range(4):
         equal(rx.grad(loss, weight)(jnp.full(3, step + 1.0)), 3.0 * (step + 1))
-    assert len(_derivatives._programs) == before + 1
+    assert len(_gradient_programs._cache.programs) == before + 1
 
 
 @pytest.mark.filterwarnings("ignore::replicax.errors.PerformanceHint")
@@ -290,10 +290,10 @@ def test_a_function_that_is_always_new_does_not_compile_for_ever():
     def loss(factor):
         return weight * factor
 
-    before = len(_derivatives._programs)
+    before = len(_gradient_programs._cache.programs)
     for step in range(40):
         equal(rx.grad(loss, weight)(float(step)), float(step))
-    assert len(_derivatives._programs) - before <= 16
+    assert len(_gradient_programs._cache.programs) - before <= 16
 
 
 def test_refused(two):

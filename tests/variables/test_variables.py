@@ -32,7 +32,8 @@ def replica_id():
 
 
 def kind(strategy):
-    if isinstance(strategy, rx.MirroredStrategy | rx.MultiWorkerMirroredStrategy):
+    mirrored = rx.MirroredStrategy | rx.MultiWorkerMirroredStrategy | rx.FullyShardedStrategy
+    if isinstance(strategy, mirrored):
         return "MirroredVariable"
     if isinstance(strategy, rx.experimental.CentralStorageStrategy):
         return "AggregatingVariable"

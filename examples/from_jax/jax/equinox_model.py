@@ -48,6 +48,7 @@ def step(model, state, opt_state, x, y, keys):
 def train(steps=20):
     model, state = eqx.nn.make_with_state(Model)(jax.random.key(0))
     opt_state = tx.init(eqx.filter(model, eqx.is_array))
+    loss = jnp.inf
     for number in range(steps):
         keys = jax.random.split(jax.random.key(number), len(x))  # a key per row
         model, state, opt_state, loss = step(model, state, opt_state, x, y, keys)

@@ -39,6 +39,7 @@ def train(steps=20):
     }
     params, opt_state = jax.device_put((params, tx.init(params)), replicated)
     batch = jax.device_put((x, y), by_rows)
+    loss = jnp.inf
     for _ in range(steps):
         params, opt_state, loss = step(params, opt_state, *batch)
     return params, loss

@@ -52,6 +52,7 @@ def step(state, x, y):
 def train(steps=20):
     state = jax.device_put(create(), replicated)
     batch = jax.device_put((x, y), by_rows)
+    loss = jnp.inf
     for _ in range(steps):
         state, loss = step(state, *batch)
     return (state.params, state.batch_stats), loss

@@ -39,6 +39,7 @@ def train(steps=20):
     }
     opt_state = tx.init(params)
     batch = strategy.split((x, y))
+    loss = jnp.inf
     for _ in range(steps):
         params, opt_state, loss = strategy.run(step, args=(params, opt_state, *batch))
     return rx.first((params, loss))

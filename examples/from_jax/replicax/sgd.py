@@ -37,6 +37,7 @@ def train(steps=20):
         "w2": jax.random.normal(keys[1], (8, 1)),
         "b2": jnp.zeros(1),
     }
+    loss = jnp.inf
     for _ in range(steps):
         params, loss = step(params, x, y)
     return rx.first((params, loss))

@@ -52,6 +52,7 @@ def step(state, x, y):
 def train(steps=20):
     state = create()
     batch = strategy.split((x, y))
+    loss = jnp.inf
     for _ in range(steps):
         state, loss = strategy.run(step, args=(state, *batch))
     return rx.first(((state.params, state.batch_stats), loss))

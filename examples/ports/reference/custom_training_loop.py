@@ -6,6 +6,9 @@
 In an environment of its own: pip install tensorflow-cpu==2.21 scikit-learn
 """
 
+# Keras has no types, and type checkers guess wrong ones, such as None for losses.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import sys
@@ -26,7 +29,7 @@ LAYERS = {
 
 
 def network() -> keras.Model:
-    """The same network, with the same weights."""
+    """Return the same network, with the same weights."""
     layers = keras.layers
     model = keras.Sequential(
         [

@@ -6,6 +6,9 @@
 In an environment of its own: pip install tensorflow-cpu==2.21 scikit-learn
 """
 
+# TensorFlow's types ask for tensors where arrays will do.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import sys
@@ -77,7 +80,7 @@ def main(path: str) -> None:
     losses += [float(compiled(batch)) for batch in of_workers]
 
     @tf.function
-    def epoch(dataset: tf.distribute.DistributedDataset) -> tf.Tensor:
+    def epoch(dataset: tf.distribute.DistributedDataset) -> tf.Tensor | float:
         total, steps = 0.0, 0.0
         for batch in dataset:
             total += step(batch)

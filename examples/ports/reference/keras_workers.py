@@ -30,7 +30,7 @@ LAYERS = {"convolution": (3, 3, 1, 16), "hidden": (256, 64), "output": (64, 10)}
 
 
 def network() -> keras.Model:
-    """The same model, with the same weights."""
+    """Return the same model, with the same weights."""
     layers = keras.layers
     model = keras.Sequential(
         [

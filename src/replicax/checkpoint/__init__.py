@@ -1,35 +1,35 @@
-"""Checkpoints: what they hold of objects, how they are saved and restored, who keeps which."""
+"""Checkpoints: their contents, saving and restoring them, and which ones are kept."""
 
 from replicax.checkpoint._checkpoint import Checkpoint, require_outside
-from replicax.checkpoint._finding import checkpoints_iterator, latest_checkpoint
-from replicax.checkpoint._inventory import part_of, placed
-from replicax.checkpoint._manager import CheckpointManager
-from replicax.checkpoint._parts import (
-    ArrayPart,
+from replicax.checkpoint._entries import (
+    ArrayEntry,
     Deferred,
-    Kind,
     NameOf,
-    PositionPart,
-    TakenApart,
-    ValuePart,
+    ObjectEntries,
+    PositionEntry,
+    TypeHandler,
+    ValueEntry,
     register,
 )
+from replicax.checkpoint._inventory import entry_of, placed
+from replicax.checkpoint._latest import checkpoints_iterator, latest_checkpoint
+from replicax.checkpoint._manager import CheckpointManager
 from replicax.checkpoint._report import RestoreReport
 
 __all__ = [
-    "ArrayPart",
+    "ArrayEntry",
     "Checkpoint",
     "CheckpointManager",
     "Deferred",
-    "Kind",
     "NameOf",
-    "PositionPart",
+    "ObjectEntries",
+    "PositionEntry",
     "RestoreReport",
-    "TakenApart",
-    "ValuePart",
+    "TypeHandler",
+    "ValueEntry",
     "checkpoints_iterator",
+    "entry_of",
     "latest_checkpoint",
-    "part_of",
     "placed",
     "register",
     "require_outside",

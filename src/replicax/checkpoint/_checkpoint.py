@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from replicax import _context
-from replicax._context import Kind
+from replicax._context import ContextKind
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._report import RestoreReport
@@ -23,8 +23,9 @@ PathLike = str | os.PathLike[str]
 class Checkpoint:
     """Objects whose state is saved, and restored, together.
 
-    Variables, optimizers, models, iterators over distributed datasets, arrays and plain numbers;
-    and nests of these. They are attributes of the checkpoint: plain numbers are counted there.
+    These are variables, optimizers, models, iterators over distributed datasets, arrays, plain
+    numbers, and nests of these. They are attributes of the checkpoint, where plain numbers can be
+    changed.
 
     >>> import tempfile, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -42,7 +43,7 @@ class Checkpoint:
     >>> directory.cleanup()
     """
 
-    _objects: dict[str, Any]
+    _objects: dict[str, object]
     _saves: int
     _run_calls: int
     _savings: list[Saving]
@@ -52,11 +53,11 @@ class Checkpoint:
         """Take `objects`, known by these names in the checkpoint and as its attributes."""
         for name in objects:
             _require_free(name)
-        Inventory(objects)  # so that what it cannot hold is refused now
+        Inventory(objects)  # refuses objects that a checkpoint cannot hold
         self._set(_objects=objects, _saves=0, _run_calls=0, _savings=[], _report=None)
 
-    def _set(self, **own: Any) -> None:
-        """Set attributes of its own, which are no objects."""
+    def _set(self, **own: object) -> None:
+        """Set attributes of the checkpoint itself, which are not among its objects."""
         for name, value in own.items():
             object.__setattr__(self, name, value)
 
@@ -66,11 +67,11 @@ class Checkpoint:
         except KeyError:
             raise AttributeError(f"The checkpoint has no object {name!r}.") from None
 
-    def __setattr__(self, name: str, thing: Any) -> None:
-        """Give the checkpoint an object, or another one of the same name.
+    def __setattr__(self, name: str, thing: object) -> None:
+        """Add an object to the checkpoint, or replace the one of the same name.
 
-        If there was no such object when a checkpoint was restored, and the checkpoint has something
-        for it, that is restored now; all workers do so then.
+        If there was no such object when a checkpoint was restored, and the checkpoint has values
+        for it, they are restored now; then all workers must set it.
         """
         _require_free(name)
         own = {name: thing}
@@ -83,80 +84,77 @@ class Checkpoint:
 
     @property
     def save_counter(self) -> int:
-        """How many times it has been saved, counting those before the one that was restored."""
+        """The number of saves so far, including those before the checkpoint that was restored."""
         return self._saves
 
-    @property
-    def run_calls(self) -> int:
-        """How many calls a `PreemptionCheckpointHandler` has made for it, counted likewise."""
-        return self._run_calls
-
-    def count_run_call(self) -> None:
+    def _count_run_call(self) -> None:
         """Count a call; for `PreemptionCheckpointHandler`."""
         self._set(_run_calls=self._run_calls + 1)
 
-    def save(self, prefix: PathLike, options: Any = None) -> str:
+    def save(self, prefix: PathLike, options: object = None) -> str:
         """Save all objects, and return the path: `prefix-1`, `prefix-2` and so on.
 
-        All workers call it, and return when the checkpoint is complete. Those with the same prefix
-        share one checkpoint, in a directory that all of them see.
+        All workers must call it; it returns when the checkpoint is complete. Workers with the same
+        prefix share one checkpoint, in a directory that all of them see.
 
         Args:
-          prefix: A directory, and how the names of checkpoints begin.
-          options: Accepted for the sake of programs written for TensorFlow, and not looked at.
+          prefix: A directory, and the beginning of the checkpoints' names.
+          options: Accepted for compatibility with TensorFlow, and ignored.
         """
         del options
         stem = local_path(prefix)
         _require_name(prefix, "The prefix of checkpoints is a directory, and how their names begin")
-        saving = self.begin_save(Numbered(stem.parent, stem.name))
+        saving = self._begin_save(Numbered(stem.parent, stem.name))
         saving.finish()
         return str(saving.path)
 
-    def write(self, path: PathLike, options: Any = None) -> str:
-        """Save all objects to this very path, and return it; nothing is counted.
+    def write(self, path: PathLike, options: object = None) -> str:
+        """Save all objects to exactly this path, and return it; `save_counter` stays as it is.
 
-        A checkpoint that is there already is replaced when the new one is complete. Otherwise the
-        same as `save`.
+        An existing checkpoint is replaced when the new one is complete. Otherwise this is the same
+        as `save`.
 
         Args:
-          path: Of the checkpoint.
-          options: Accepted for the sake of programs written for TensorFlow, and not looked at.
+          path: The path of the checkpoint.
+          options: Accepted for compatibility with TensorFlow, and ignored.
         """
         del options
         exact = local_path(path)
         _require_name(path, "The path of a checkpoint is a directory, and its name there")
-        saving = self.begin_save(Exact(exact.parent, exact.name))
+        saving = self._begin_save(Exact(exact.parent, exact.name))
         saving.finish()
         return str(saving.path)
 
-    def restore(self, path: PathLike | None, options: Any = None) -> RestoreReport:
+    def restore(self, path: PathLike | None, options: object = None) -> RestoreReport:
         """Give the objects the values that they had when `path` was saved.
 
-        All workers call it. Everything is read and checked first: if something does not fit, or
-        the checkpoint is damaged, nothing is changed anywhere. What only the checkpoint has, or
-        only the objects, is no error; the report tells, and `assert_consumed()` makes it one. What
-        only the checkpoint has is restored when an attribute of that name is set.
+        All workers must call it. Everything is read and checked first: if something does not fit,
+        or the checkpoint is damaged, nothing is changed anywhere. Values that only the checkpoint
+        has, or only the objects have, are no error: the report lists them, and its
+        `assert_consumed()` raises. Values that only the checkpoint has are restored when an
+        attribute of that name is set.
 
         Args:
-          path: What `save` returned; it is waited for if it is still being written. None, as
-            `rx.latest_checkpoint` returns it where there is no checkpoint, restores nothing.
-          options: Accepted for the sake of programs written for TensorFlow, and not looked at.
+          path: The path that `save` returned; a checkpoint that is still being written is awaited.
+            None, which `rx.latest_checkpoint` returns where there is no checkpoint, restores
+            nothing.
+          options: Accepted for compatibility with TensorFlow, and ignored.
         """
         del options
-        return self.restore_from(path, partial=True)
+        return self._restore_from(path, partial=True)
 
     def read(self, path: PathLike, options: Any = None) -> RestoreReport:
-        """Restore what `write` wrote: the same as `restore`, but `save_counter` stays as it is.
+        """Restore the output of `write`, as `restore` does, but leave `save_counter` as it is.
 
         Args:
-          path: Of the checkpoint.
-          options: Accepted for the sake of programs written for TensorFlow, and not looked at.
+          path: The path of the checkpoint.
+          options: Accepted for compatibility with TensorFlow, and ignored.
         """
         del options
-        return self.restore_from(local_path(path), partial=True, counts=False)
+        return self._restore_from(local_path(path), partial=True, counts=False)
 
     def sync(self) -> None:
-        """Wait until all that was saved of it is complete. All workers call it.
+        """Wait until all saves of this checkpoint are complete. All workers must call it.
 
         Only managers with `asynchronous=True` leave something to wait for.
         """
@@ -167,8 +165,8 @@ class Checkpoint:
                 if saving.finished and saving in self._savings:
                     self._savings.remove(saving)
 
-    def begin_save(self, target: Target, afterwards: Callable[[], None] = lambda: None) -> Saving:
-        """Take the values, and let them be written; for `CheckpointManager`."""
+    def _begin_save(self, target: Target, afterwards: Callable[[], None] = lambda: None) -> Saving:
+        """Copy the values, and begin to write them; for `CheckpointManager`."""
         require_outside("save")
         saves = self._saves + (not target.replaces)
         inventory = Inventory(self._objects)
@@ -177,15 +175,15 @@ class Checkpoint:
         self._set(_saves=saves, _savings=[*unfinished, saving])
         return saving
 
-    def restore_from(
+    def _restore_from(
         self, path: PathLike | None, *, partial: bool, counts: bool = True
     ) -> RestoreReport:
         """Restore a checkpoint; for `CheckpointManager`.
 
         Args:
-          path: Of the checkpoint; None restores nothing.
-          partial: Whether objects may find nothing in it.
-          counts: Whether to go on counting from where it was.
+          path: The path of the checkpoint; None restores nothing.
+          partial: Whether it may have nothing for some objects.
+          counts: Whether to continue the counts of the checkpoint.
         """
         require_outside("restore")
         place = None if path is None else local_path(path)
@@ -203,10 +201,10 @@ class Checkpoint:
 
 
 def _restore_late(report: RestoreReport, objects: dict[str, Any], name: str) -> None:
-    """Give the object `name` what the checkpoint that was restored last has for it."""
+    """Give the object `name` its values from the checkpoint that was restored last."""
     waiting = report.unused_under(name)
     if waiting:
-        assert report.path is not None  # where it is, nothing is unused
+        assert report.path is not None  # if it were None, nothing would be unused
         require_outside("restore")
         inventory = Inventory(objects, only=name)
         later, _ = restore(inventory, Path(report.path), partial=True, wanted=waiting)
@@ -230,7 +228,7 @@ def _require_name(path: PathLike, what: str) -> None:
 
 
 def require_usable(name: str) -> None:
-    """Refuse names of checkpoints that mean something else."""
+    """Refuse checkpoint names that are reserved."""
     if files.is_reserved(name):
         raise InvalidArgument(
             f"A checkpoint cannot be called {name!r}: names with '.writing-' in them, or with "
@@ -239,7 +237,7 @@ def require_usable(name: str) -> None:
 
 
 def local_path(path: PathLike) -> Path:
-    """Return an absolute path; refuse addresses of object stores, which would become odd names."""
+    """Return an absolute path; refuse URLs of object stores, which would become odd file names."""
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidType(f"A checkpoint has a path; got {path!r}. Give a str or a `pathlib.Path`.")
     text = os.fspath(path)
@@ -261,7 +259,7 @@ def require_outside(method: str, of: str = "a checkpoint") -> None:
             f"`{method}` of {of} was called while a function is traced or differentiated, where "
             "variables have no numbers. Call it outside."
         )
-    if frame.kind is not Kind.CROSS_REPLICA and frame.strategy is not None:
+    if frame.kind is not ContextKind.CROSS_REPLICA and frame.strategy is not None:
         raise ContextError(
             f"`{method}` of {of} is for all replicas together. Current context: {frame}. Call it "
             "outside the function given to `run`."

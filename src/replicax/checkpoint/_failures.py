@@ -1,4 +1,4 @@
-"""Why a checkpoint could not be written or read, without the way through other libraries."""
+"""The reasons why a checkpoint could not be written or read, without foreign tracebacks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
-_LONGEST = 500  # characters of a reason
+_LONGEST = 500  # characters per reason
 _CODE = re.compile(r"os_error_code='(\d+)'")  # in the errors of TensorStore
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """Return what the operating system refused, if an error comes from that.
+    """Return the operating system's error behind an error, if there is one.
 
-    It has no traceback: a hundred lines of Orbax and asyncio say nothing of a full disk.
+    It has no traceback: a hundred lines of Orbax and asyncio say nothing about a full disk.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -31,7 +31,7 @@ def system_error(error: BaseException) -> OSError | None:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error as a part of a sentence."""
+    """Return an error as part of a sentence."""
     first = (str(error).splitlines() or [""])[0].strip()
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return text[:_LONGEST].removesuffix(".")
@@ -39,7 +39,7 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def orbax_silent() -> Iterator[None]:
-    """Keep what Orbax and TensorStore print of errors off stderr, which they raise as well."""
+    """Keep messages of Orbax and TensorStore off stderr for errors that they also raise."""
     logger = logging.getLogger("absl")
     logger.addFilter(_not_of_orbax)
     usual = sys.unraisablehook
@@ -47,7 +47,7 @@ def orbax_silent() -> Iterator[None]:
     sys.unraisablehook = ours or usual
     try:
         yield
-        # Not after a failure: writes of other arrays are still under way then.
+        # After a failure the hook stays: other arrays are still being written then.
         if sys.unraisablehook is ours:
             sys.unraisablehook = usual
     finally:
@@ -60,10 +60,10 @@ def _not_of_orbax(record: logging.LogRecord) -> bool:
 
 @final
 class _WithoutLateWrites:
-    """A `sys.unraisablehook` that ignores writes which end when the save has failed already.
+    """A `sys.unraisablehook` that ignores writes that end after the save has failed.
 
-    Orbax closes its event loop at the first error, and TensorStore complains of that in its
-    threads: six lines for each array.
+    Orbax closes its event loop at the first error, and TensorStore complains about that in its
+    threads: six lines per array.
     """
 
     def __init__(self, usual: Callable[[Any], Any]) -> None:

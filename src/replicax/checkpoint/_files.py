@@ -24,42 +24,42 @@ from replicax.checkpoint._manifest import Manifest, Unusable
 from replicax.checkpoint._orbax import ARRAYS, MANIFEST, checkpointer_here, writable
 from replicax.errors import CheckpointError, CheckpointNotFound, InvalidCheckpoint
 
-# `ckpt-2` is written in a directory `ckpt-2.writing-` and a word of this save's own, with a file
-# that is locked as long as somebody writes there. It gets its name when it is complete.
+# `ckpt-2` is written in a directory `ckpt-2.writing-` with a random suffix, in which a file is
+# locked while a process writes there. It gets its name when it is complete.
 _WRITING, _LOCK = ".writing-", "lock"
-_OLD_SECONDS = 24 * 3600.0  # where files cannot be locked, nobody writes for longer than that
+_OLD_SECONDS = 24 * 3600.0  # where files cannot be locked, no process writes for longer
 _DELETED = ".deleted"
 _WRITTEN, _REPLACED = "checkpoint", "replaced"  # in that directory
-_REPLACEMENT_LOOKS = 100  # each 10 ms after the one before
+_REPLACEMENT_LOOKS = 100  # one every 10 ms
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a name says that writing or removing a checkpoint was cut off."""
+    """Return whether a name says that writing or removing a checkpoint was interrupted."""
     return _WRITING in name or name.endswith(_DELETED)
 
 
 def load() -> None:
-    """Import Orbax, which takes 0.5 s, and is not possible any more when a program ends."""
-    import orbax.checkpoint  # noqa: F401  here, because importing replicax should not take that
+    """Import Orbax, which takes 0.5 s, and is no longer possible when a program ends."""
+    import orbax.checkpoint  # noqa: F401  here, as importing replicax should not take that long
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest, replaces: bool) -> None:
-    """Write a checkpoint that is not there at all until it is there as a whole.
+    """Write a checkpoint atomically: it does not exist at all until it is complete.
 
     Args:
-      path: Of the checkpoint.
-      arrays: By name.
+      path: The path of the checkpoint.
+      arrays: The arrays, by name.
       manifest: Everything else.
-      replaces: Whether to take the place of another one, which stays until this one is written.
+      replaces: Whether to replace an existing checkpoint, which stays until this one is written.
     """
     import orbax.checkpoint as ocp
 
     manifest = manifest.with_checksums(arrays)
     items: dict[str, Any] = {MANIFEST: ocp.args.JsonSave(manifest.to_json())}
-    # It refuses arrays without elements, of which the manifest says all there is.
+    # Orbax refuses arrays without elements; the manifest says all there is about them.
     with_elements = {key: array for key, array in arrays.items() if array.size}
-    # 64 bits stay 64 bits, also where they become arrays of JAX for a moment.
+    # 64 bits must stay 64 bits, even where they briefly become arrays of JAX.
     with _workplace(path) as workplace, checkpointer_here() as checkpointer, jax.enable_x64(True):
         if with_elements:
             items[ARRAYS] = ocp.args.PyTreeSave(writable(with_elements))
@@ -71,19 +71,19 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest, repl
             # A directory cannot be renamed over another one. A process that is killed in between
             # leaves both where `complete_replacement` finds them.
             path.rename(workplace / _REPLACED)
-        # Fails if there is something of this name by now.
+        # This fails if something of this name exists by now.
         written.rename(path)
         _bring_to_disk(path.parent, deep=False)
 
 
 @contextlib.contextmanager
 def _workplace(path: Path) -> Iterator[Path]:
-    """Make a directory next to `path` for one save, locked against those who remove leftovers."""
+    """Make a directory next to `path` for one save, locked against the removal of leftovers."""
     while True:
         workplace = path.with_name(f"{path.name}{_WRITING}{secrets.token_hex(8)}")
         workplace.mkdir()
         with _locked(workplace) as locked:
-            if locked is False:  # somebody took it for a leftover before it was locked
+            if locked is False:  # another process took it for a leftover before it was locked
                 continue
             try:
                 yield workplace
@@ -94,9 +94,9 @@ def _workplace(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(workplace: Path) -> Iterator[bool | None]:
-    """Keep others out of a directory; yield whether that succeeded, None if it cannot be told.
+    """Lock a directory; yield whether that succeeded, or None if that is unknown.
 
-    The lock of a process ends with it, however that is.
+    The lock of a process ends with the process, however it ends.
     """
     try:
         lock = os.open(workplace / _LOCK, os.O_RDWR | os.O_CREAT)
@@ -117,7 +117,7 @@ def _locked(workplace: Path) -> Iterator[bool | None]:
 
 
 def _bring_to_disk(directory: Path, *, deep: bool = True) -> None:
-    """Have the machine write what it keeps in memory, so that names do not precede content."""
+    """Flush the machine's buffers to disk, so that names do not precede content."""
     paths = [directory, *(directory.rglob("*") if deep else ())]
     for path in reversed(paths):
         opened = os.open(path, os.O_RDONLY)
@@ -131,7 +131,7 @@ def _bring_to_disk(directory: Path, *, deep: bool = True) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return what a checkpoint says of itself."""
+    """Return the manifest of a checkpoint."""
     import orbax.checkpoint as ocp
 
     try:
@@ -151,12 +151,14 @@ def read_manifest(path: Path) -> Manifest:
         raise _failure(path, "its manifest", error) from system_error(error) or error
 
 
-def read_arrays(path: Path, manifest: Manifest, keys: Collection[str]) -> dict[str, Any]:
-    """Return some of its arrays, as the program had them."""
+def read_arrays(
+    path: Path, manifest: Manifest, keys: Collection[str]
+) -> dict[str, jax.Array | np.ndarray]:
+    """Return some arrays of a checkpoint, as the program had them."""
     import orbax.checkpoint as ocp
 
     facts = {key: manifest.arrays[key] for key in keys}
-    read: dict[str, Any] = {}
+    read: dict[str, np.ndarray] = {}
     written = [key for key in keys if 0 not in facts[key].shape]
     if written:
         how = ocp.args.PyTreeRestore(
@@ -190,8 +192,8 @@ def numbered(directory: Path, name: str) -> dict[int, Path]:
 def latest(directory: Path) -> Path | None:
     """Return the checkpoint that was saved last in a directory, of those with numbers.
 
-    Numbers tell among those of one name. Among names the time does, which is that of the last file
-    that was written, and not kept by all programs that copy directories.
+    Checkpoints of one name are compared by number, those of different names by the time of the last
+    file written, which not all programs that copy directories preserve.
     """
     pattern = re.compile(r"(.+)-(\d+)")
     last: dict[str, tuple[int, Path]] = {}
@@ -215,38 +217,38 @@ def is_there(path: Path) -> bool:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return what the system says of a path; None if there is nothing."""
+    """Return the status of a path; None if there is nothing."""
     try:
         return path.stat()
     except OSError as error:
         if error.errno in _NOTHING_THERE:
             return None
-        # Not to be taken for nothing: a run would begin anew.
+        # It must not count as missing: a run would start over.
         raise CheckpointError(_forbidden(path, error)) from error
 
 
 def saved_at(path: Path) -> float:
-    """Return when a checkpoint was written, in seconds since 1970; 0 if it is gone by now."""
+    """Return the time a checkpoint was written, in seconds since 1970; 0 if it has been removed."""
     found = _status(path)
     return 0.0 if found is None else found.st_mtime
 
 
 def taken(directory: Path, name: str) -> dict[int, Path]:
-    """Return everything that has the name of a checkpoint, whatever it is."""
+    """Return all paths that have the name of a checkpoint."""
     pattern = re.compile(rf"{re.escape(name)}-(\d+)")
     matches = ((pattern.fullmatch(path.name), path) for path in _entries(directory))
     return {int(matched[1]): path for matched, path in matches if matched}
 
 
 def _entries(directory: Path) -> list[Path]:
-    """List a directory; nothing, if there is none."""
+    """List a directory; return an empty list if it does not exist."""
     try:
         with os.scandir(directory) as entries:
             return [Path(entry.path) for entry in entries]
     except FileNotFoundError:
         return []
     except OSError as error:
-        # Not to be taken for an empty one: a run would begin anew.
+        # It must not count as empty: a run would start over.
         raise CheckpointError(
             f"The directory of checkpoints {directory} cannot be listed: {error}. Make it one that "
             "this process can read."
@@ -254,17 +256,17 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint; one whose removal is cut off does not look like one any more."""
+    """Remove a checkpoint; if that is interrupted, it no longer looks like a checkpoint."""
     deleted = path.with_name(path.name + _DELETED)
     path.rename(deleted)
     shutil.rmtree(deleted, ignore_errors=True)
 
 
 def remove_leftovers(directory: Path, names: str) -> None:
-    """Remove what was left of checkpoints when writing or removing them was cut off.
+    """Remove the remains of checkpoints whose writing or removal was interrupted.
 
     Args:
-      directory: Where.
+      directory: The directory of the checkpoints.
       names: A regular expression for the names of the checkpoints.
     """
     pattern = re.compile(rf"(?:{names})({re.escape(_WRITING)}.*|{re.escape(_DELETED)})")
@@ -273,7 +275,7 @@ def remove_leftovers(directory: Path, names: str) -> None:
         if matched and matched[1] == _DELETED:
             shutil.rmtree(path, ignore_errors=True)
         elif matched:
-            # Suppressed is what another user has left, or has given such a name.
+            # Another user may have left it, or may have given something such a name.
             suppressed = contextlib.suppress(PermissionError, NotADirectoryError)
             with suppressed, _locked(path) as locked:
                 if locked or (locked is None and _is_old(path)):
@@ -281,7 +283,7 @@ def remove_leftovers(directory: Path, names: str) -> None:
 
 
 def complete_replacement(path: Path) -> None:
-    """Give a checkpoint its name whose writer was killed when it had moved the old one aside."""
+    """Give a checkpoint its name if its writer was killed after it had moved the old one aside."""
     pattern = f"{glob.escape(path.name + _WRITING)}*/{_REPLACED}"
     for _ in range(_REPLACEMENT_LOOKS):
         replaced = None if is_there(path) else next(path.parent.glob(pattern), None)
@@ -289,7 +291,7 @@ def complete_replacement(path: Path) -> None:
             return
         with _locked(replaced.parent) as locked:
             if locked or (locked is None and _is_old(replaced.parent)):
-                with contextlib.suppress(OSError):  # another process has been quicker
+                with contextlib.suppress(OSError):  # another process was quicker
                     (replaced.parent / _WRITTEN).rename(path)
                 return
         time.sleep(0.01)  # its writer is between the two renames
@@ -313,17 +315,17 @@ def _require_checkpoint(path: Path) -> None:
 
 
 def _require_plain(path: Path) -> None:
-    """Refuse a checkpoint with something else than files: to read a FIFO waits for its writer."""
+    """Refuse a checkpoint with anything but files: reading a FIFO would wait for its writer."""
     seen, directories = set(), [path]
     while directories:
         for each in directories.pop().iterdir():
             found = _status(each)
-            if found is None:  # a link to nowhere, or gone: missed if it is needed
+            if found is None:  # a dangling link, or removed: reading fails if it is needed
                 continue
             if not stat.S_ISDIR(found.st_mode) and not stat.S_ISREG(found.st_mode):
                 raise Unusable(f"{each.relative_to(path)} in it is no file")
             if stat.S_ISDIR(found.st_mode) and (found.st_dev, found.st_ino) not in seen:
-                seen.add((found.st_dev, found.st_ino))  # links may lead around in circles
+                seen.add((found.st_dev, found.st_ino))  # links may form cycles
                 directories.append(each)
 
 
@@ -336,7 +338,7 @@ def _neighbours(path: Path) -> str:
 
 def _failure(path: Path, what: str, error: Exception) -> CheckpointError:
     refused = system_error(error)
-    # An error of this kind without a number is Orbax's own, who misses a file.
+    # An error of this kind without a number is raised by Orbax itself when a file is missing.
     damaged = (None, *_NOTHING_THERE, errno.EISDIR)
     if refused is not None and refused.errno not in damaged:
         return CheckpointError(_forbidden(path, refused))

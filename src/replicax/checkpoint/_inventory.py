@@ -1,9 +1,9 @@
-"""Everything that the objects of a checkpoint consist of, by name."""
+"""The inventory of a checkpoint: the entries of its objects, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +11,29 @@ import numpy as np
 
 from replicax import _context
 from replicax._containers import opened, record_fields
-from replicax.checkpoint._manifest import ArrayFacts, dtype_name
-from replicax.checkpoint._parts import (
-    ArrayPart,
+from replicax._typing import Json, Leaf, Nest
+from replicax.checkpoint._entries import (
+    ArrayEntry,
     Deferred,
-    Kind,
-    Part,
-    PositionPart,
-    TakenApart,
-    ValuePart,
+    Entry,
+    ObjectEntries,
+    PositionEntry,
+    TypeHandler,
+    ValueEntry,
+    handler_of,
     joined,
-    kind_of,
     register,
 )
+from replicax.checkpoint._manifest import ArrayFacts, dtype_name
 from replicax.errors import InvalidArgument, InvalidType
 from replicax.input import DistributedIterator
-from replicax.variables import Variable
+from replicax.variables import Variable, store_whole_array
 
-# What TensorStore can write, of what NumPy and JAX have.
+if TYPE_CHECKING:
+    from jax.tree_util import KeyPath
+
+
+# The types of NumPy and JAX that TensorStore can write.
 _DTYPES = frozenset(
     ["bool", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -41,74 +46,75 @@ _MOST_BITS = 10_000
 
 @runtime_checkable
 class _Resumable(Protocol):
-    """What says how far it has come, such as an iterator of Grain."""
+    """An object that can save and restore its position, such as an iterator of Grain."""
 
-    def get_state(self) -> Any: ...
+    def get_state(self) -> Json: ...
 
-    def set_state(self, state: Any) -> None: ...
+    def set_state(self, state: Json) -> None: ...
 
 
 @final
 class Inventory:
-    """The parts of some objects.
+    """The entries of some objects.
 
     Args:
-      objects: By name. Numbers and arrays among them are replaced when others are written.
-      only: The one of them whose parts are listed, by the names that they have among all.
+      objects: The objects, by name. Numbers and arrays among them are replaced when others are
+        written.
+      only: The object whose entries are listed, by the names that they have among all.
     """
 
     def __init__(self, objects: MutableMapping[str, Any], only: str | None = None) -> None:
         self._objects = objects
         self._only = only
-        self.arrays: dict[str, ArrayPart] = {}
-        self.values: dict[str, ValuePart] = {}
-        self.positions: dict[str, PositionPart] = {}
+        self.arrays: dict[str, ArrayEntry] = {}
+        self.values: dict[str, ValueEntry] = {}
+        self.positions: dict[str, PositionEntry] = {}
         self.deferred: dict[str, Any] = {}
-        self._incomplete: dict[str, TakenApart] = {}
+        self._incomplete: dict[str, ObjectEntries] = {}
         self.names: dict[Variable, str] = {}
         self._nests = [_Nest(objects, name) for name in objects]
         leaves = [leaf for nest in self._nests for leaf in nest.leaves()]
-        # Those that name their parts by variables come when the names of all variables are known.
+        # Objects that name their entries by variables come last, when all variables have names.
         leaves.sort(key=lambda leaf: leaf[1].names_variables)
-        for key, kind, thing in leaves:
-            self._add(key, kind.take_apart(thing, self._name_of))
+        for key, handler, thing in leaves:
+            self._add(key, handler.list_entries(thing, self._name_of))
 
-    def _add(self, key: str, taken: TakenApart) -> None:
+    def _add(self, key: str, taken: ObjectEntries) -> None:
         if self._only is not None and key != self._only and not _under(self._only, [key]):
-            for name, part in taken.parts.items():
-                self._note_name(joined(key, name), part)
+            for name, entry in taken.entries.items():
+                self._note_name(joined(key, name), entry)
             return
-        for name, part in taken.parts.items():
-            self._add_part(joined(key, name), part)
+        for name, entry in taken.entries.items():
+            self._add_entry(joined(key, name), entry)
         self.deferred |= {joined(key, name): value for name, value in taken.deferred.items()}
         if taken.defer is not None or taken.make is not None:
             self._incomplete[key] = taken
 
-    def _add_part(self, key: str, part: Part) -> None:
+    def _add_entry(self, key: str, entry: Entry) -> None:
         if key in self.arrays or key in self.values or key in self.positions:
             raise InvalidArgument(
-                f"Two parts of the checkpoint are called {key!r}. Give one of them another name, "
+                f"Two entries of the checkpoint are called {key!r}. Give one of them another name, "
                 "or another place in its nest."
             )
-        match part:
-            case ArrayPart():
-                _require_known(key, part.dtype)
-                self.arrays[key] = part
-                self._note_name(key, part)
-            case ValuePart():
-                self.values[key] = part
-            case PositionPart():
-                self.positions[key] = part
+        match entry:
+            case ArrayEntry():
+                _require_known(key, entry.dtype)
+                self.arrays[key] = entry
+                self._note_name(key, entry)
+            case ValueEntry():
+                self.values[key] = entry
+            case PositionEntry():
+                self.positions[key] = entry
 
-    def _note_name(self, key: str, part: Part) -> None:
-        if isinstance(part, ArrayPart) and part.variable is not None:
-            self.names.setdefault(part.variable, key)
+    def _note_name(self, key: str, entry: Entry) -> None:
+        if isinstance(entry, ArrayEntry) and entry.variable is not None:
+            self.names.setdefault(entry.variable, key)
 
     def _name_of(self, variable: Variable) -> str | None:
         return self.names.get(variable)
 
     def completed_for(self, arrays: Mapping[str, ArrayFacts]) -> Inventory:
-        """Return the same, when objects have made the parts that a checkpoint has something for."""
+        """Return the inventory after objects have made the entries that a checkpoint holds."""
         made = False
         for place, taken in self._incomplete.items():
             new = [key for key in _under(place, arrays) if key not in self.arrays]
@@ -118,17 +124,19 @@ class Inventory:
         return Inventory(self._objects, self._only) if made else self
 
     def waits_for(self, key: str) -> bool:
-        """Return whether an object can keep what is saved under `key` for a part to be made."""
+        """Return whether an object can hold a saved value for `key` until it creates that entry."""
         return any(
             taken.defer is not None and _under(place, [key])
             for place, taken in self._incomplete.items()
         )
 
-    def defer(self, values: Mapping[str, Any], saved: Iterable[str]) -> list[Deferred]:
-        """Give objects what is saved for parts that they do not have yet.
+    def defer(
+        self, values: Mapping[str, jax.Array | np.ndarray], saved: Iterable[str]
+    ) -> list[Deferred]:
+        """Give objects the saved values of entries that they do not have yet.
 
-        An object of which something is `saved`, but nothing for such parts, is given nothing, in
-        the place of what it may have from another checkpoint.
+        An object of which something is `saved`, but nothing for such entries, gets an empty set,
+        which replaces what it may have from another checkpoint.
         """
         all_deferred = []
         for place, taken in self._incomplete.items():
@@ -141,14 +149,14 @@ class Inventory:
         return all_deferred
 
     def commit(self) -> None:
-        """Put the numbers and arrays that were written in the place of those there were."""
+        """Replace the numbers and arrays in the objects by those that were written."""
         for nest in self._nests:
             nest.commit()
 
 
 @final
 class _Nest:
-    """One of the objects: a nest of others, or one by itself."""
+    """One of the objects: a nest of others, or a single one."""
 
     def __init__(self, objects: MutableMapping[str, Any], name: str) -> None:
         self._objects = objects
@@ -159,20 +167,20 @@ class _Nest:
         self._leaves = [leaf for _, leaf in paths]
         self._changed = False
 
-    def leaves(self) -> Iterator[tuple[str, Kind, Any]]:
+    def leaves(self) -> Iterator[tuple[str, TypeHandler, Leaf]]:
         for index, (key, leaf) in enumerate(zip(self._keys, self._leaves, strict=True)):
-            kind = kind_of(leaf)
-            if kind is None:
-                kind = Kind(lambda _: True, lambda leaf, _, i=index: self._plain(i, leaf))
-            yield key, kind, leaf
+            handler = handler_of(leaf)
+            if handler is None:
+                handler = TypeHandler(lambda _: True, lambda leaf, _, i=index: self._plain(i, leaf))
+            yield key, handler, leaf
 
-    def _plain(self, index: int, leaf: Any) -> TakenApart:
-        """Take apart what has no place of its own, and is replaced in the nest."""
+    def _plain(self, index: int, leaf: Leaf) -> ObjectEntries:
+        """Return the entry of a plain value, which is restored by replacing it in the nest."""
 
-        def read() -> Any:
+        def read() -> Leaf:
             return leaf
 
-        def replace(value: Any) -> None:
+        def replace(value: Leaf) -> None:
             self._leaves[index] = value
             self._changed = True
 
@@ -182,15 +190,15 @@ class _Nest:
                 f"bits: {_MOST_BITS} are the most. Give it as an array or as a word."
             )
         if leaf is None or type(leaf) in (bool, int, float, str):
-            return TakenApart({"": ValuePart(read, replace)})
+            return ObjectEntries({"": ValueEntry(read, replace)})
         if isinstance(leaf, jax.Array):
-            part = ArrayPart(leaf.shape, leaf.dtype, read, lambda x: replace(placed(leaf, x)))
-            return TakenApart({"": part})
+            entry = ArrayEntry(leaf.shape, leaf.dtype, read, lambda x: replace(placed(leaf, x)))
+            return ObjectEntries({"": entry})
         if isinstance(leaf, np.generic) and leaf.dtype.kind not in "OSUMm":
-            part = ArrayPart(leaf.shape, leaf.dtype, read, lambda x: replace(x[()]))
-            return TakenApart({"": part})
+            entry = ArrayEntry(leaf.shape, leaf.dtype, read, lambda x: replace(x[()]))
+            return ObjectEntries({"": entry})
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "OSUMm":
-            return TakenApart({"": ArrayPart(leaf.shape, leaf.dtype, read, replace)})
+            return ObjectEntries({"": ArrayEntry(leaf.shape, leaf.dtype, read, replace)})
         raise InvalidType(
             f"A checkpoint cannot hold {self._keys[index]!r}, which is a "
             f"{type(leaf).__module__}.{type(leaf).__qualname__}. Give it variables, optimizers, "
@@ -215,16 +223,16 @@ def _under(place: str, keys: Iterable[str]) -> list[str]:
     return [key for key in keys if key.startswith(f"{place}/")]
 
 
-def _is_leaf(node: Any) -> bool:
-    return node is None or kind_of(node) is not None
+def _is_leaf(node: object) -> bool:
+    return node is None or handler_of(node) is not None
 
 
-def _path_text(path: Any) -> str:
+def _path_text(path: KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _refilled(old: Any, new: Any) -> Any:
-    """Return `new`; but what can be changed stays the object that the program holds."""
+def _refilled(old: Nest, new: Nest) -> Nest:
+    """Return `new`, but fill mutable containers in place: the program holds references to them."""
     if old is None:
         return new
     if _is_leaf(old):
@@ -250,45 +258,45 @@ def _refilled(old: Any, new: Any) -> Any:
     return new
 
 
-def placed(like: jax.Array, value: Any) -> jax.Array:
+def placed(like: jax.Array, value: jax.Array | np.ndarray) -> jax.Array:
     """Return `value` on the devices of another array, of which this process may have a part."""
-    if not like.committed:  # so that it still goes where others are that it meets
+    if not like.committed:  # it must still follow the arrays that it is combined with
         return jnp.asarray(value)
     if not isinstance(value, np.ndarray):
         return jax.device_put(value, like.sharding)
     return jax.make_array_from_callback(like.shape, like.sharding, lambda index: value[index])
 
 
-def part_of(variable: Variable) -> ArrayPart:
-    """Return what a checkpoint holds of a variable."""
+def entry_of(variable: Variable) -> ArrayEntry:
+    """Return a variable's entries for a checkpoint."""
 
     def write(value: Any) -> None:
         if variable.partition is None:
-            # Also where it is restored in the scope of another strategy.
+            # It may be restored in the scope of another strategy.
             with _context.entered(_context.outside_of_scopes()):
                 variable.assign(value)
-        else:  # straight to its parts: the whole may be too large for one device
-            variable.store_cross_replica_array(value)
+        else:  # written part by part: the whole may be too large for one device
+            store_whole_array(variable, value)
 
-    return ArrayPart(
+    return ArrayEntry(
         variable.shape,
         variable.dtype,
         lambda: variable.value,
         write,
         variable,
-        lasting=True,  # programs do not reuse the memory of a state that somebody has read
+        lasting=True,  # programs do not reuse the memory of a state that was read
     )
 
 
-def _take_iterator_apart(iterator: _Resumable, _: Any) -> TakenApart:
-    shared = isinstance(iterator, DistributedIterator) and iterator.reads_alike
-    return TakenApart({"": PositionPart(iterator.get_state, iterator.set_state, shared)})
+def _list_iterator_entries(iterator: _Resumable, _: object) -> ObjectEntries:
+    shared = isinstance(iterator, DistributedIterator) and iterator._reads_alike
+    return ObjectEntries({"": PositionEntry(iterator.get_state, iterator.set_state, shared)})
 
 
-register(Kind(lambda thing: isinstance(thing, _Resumable), _take_iterator_apart))
+register(TypeHandler(lambda thing: isinstance(thing, _Resumable), _list_iterator_entries))
 register(
-    Kind(
+    TypeHandler(
         lambda thing: isinstance(thing, Variable),
-        lambda variable, _: TakenApart({"": part_of(variable)}),
+        lambda variable, _: ObjectEntries({"": entry_of(variable)}),
     )
 )

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which are kept, which is the latest, when the next is due."""
+"""The checkpoints of a run: those that are kept, the latest one, and when the next is due."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from replicax.checkpoint._checkpoint import (
 from replicax.checkpoint._report import RestoreReport
 from replicax.checkpoint._restoring import on_all_workers
 from replicax.checkpoint._retention import Retention
-from replicax.checkpoint._saving import Numbered, Saving, finish_earlier, meet
+from replicax.checkpoint._saving import Numbered, Saving, all_gather, finish_earlier
 from replicax.errors import InvalidArgument, InvalidCheckpoint, InvalidType
 
 
 @final
 class CheckpointManager:
-    """Saves a checkpoint again and again, in a directory, and keeps the latest ones.
+    """A manager that saves a checkpoint repeatedly, in a directory, and keeps the latest ones.
 
     Args:
-      checkpoint: What is saved.
-      directory: Where. All workers have to see it; those of one run name the same.
-      max_to_keep: How many checkpoints are kept; None for all.
-      keep_checkpoint_every_n_hours: Of those that are too many, one is kept for good if so many
-        hours have passed since the last one that was, or since the first manager was made.
-      checkpoint_name: How the names of checkpoints begin.
+      checkpoint: The checkpoint to save.
+      directory: The directory for it. All workers of a run must see it, and name the same one.
+      max_to_keep: The number of checkpoints to keep; None for all.
+      keep_checkpoint_every_n_hours: Of the surplus checkpoints, one is kept for good if so many
+        hours have passed since the last such one, or since the first manager was made.
+      checkpoint_name: The beginning of the checkpoints' names.
       step_counter: A variable that counts steps, for `checkpoint_interval`.
-      checkpoint_interval: After how many steps the next checkpoint is due; `save` does nothing
-        before.
-      init_fn: What `restore_or_initialize` calls if there is no checkpoint.
+      checkpoint_interval: The number of steps after which the next checkpoint is due; `save` does
+        nothing before.
+      init_fn: The function that `restore_or_initialize` calls if there is no checkpoint.
       asynchronous: Whether `save` returns as soon as the values are taken, and a thread writes them
-        while the program goes on. What goes wrong there is raised by a later call. At the end of
-        the program, `close` the manager, or use it in a `with`.
+        while the program continues. Its errors are raised by a later call. At the end of the
+        program, `close` the manager, or use it in a `with`.
 
     >>> import tempfile, replicax as rx
     >>> directory = tempfile.TemporaryDirectory()
@@ -64,7 +64,7 @@ class CheckpointManager:
         checkpoint_name: str = "ckpt",
         step_counter: Any = None,
         checkpoint_interval: int | None = None,
-        init_fn: Callable[[], Any] | None = None,
+        init_fn: Callable[[], object] | None = None,
         *,
         asynchronous: bool = False,
     ) -> None:
@@ -109,59 +109,59 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """Where the checkpoints are."""
+        """The directory of the checkpoints."""
         return str(self._directory)
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What is saved."""
+        """The checkpoint that is saved."""
         return self._checkpoint
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """After how many steps the next checkpoint is due."""
+        """The number of steps after which the next checkpoint is due."""
         return self._interval
 
     @property
     def checkpoints(self) -> list[str]:
         """The paths of all complete checkpoints, the latest last; but not those kept for good.
 
-        What is being written is waited for, as `sync` does.
+        It waits for a checkpoint that is being written, as `sync` does.
         """
         self.sync()
         return self._complete()
 
     @property
     def latest(self) -> str | None:
-        """The path of the latest complete checkpoint; what is being written is waited for."""
+        """The path of the latest complete checkpoint; it waits for one that is being written."""
         return next(reversed(self.checkpoints), None)
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The same as `latest`, by the name that TensorFlow has for it."""
+        """The same as `latest`, under its name in TensorFlow."""
         return self.latest
 
     @property
     def report(self) -> RestoreReport | None:
-        """What the last `restore_or_initialize` restored."""
+        """The report of the last `restore_or_initialize` that restored a checkpoint."""
         return self._report
 
     def save(
         self,
         checkpoint_number: int | None = None,
         check_interval: bool = True,
-        options: Any = None,
+        options: object = None,
     ) -> str | None:
         """Save the checkpoint, if one is due, and return the path, or None.
 
-        All workers call it. The checkpoint is complete when it returns; with `asynchronous=True`,
-        when `sync` has returned, or the next `save` that saves something.
+        All workers must call it. The checkpoint is complete when it returns; with
+        `asynchronous=True`, when `sync` has returned, or the next `save` that saves something.
 
         Args:
-          checkpoint_number: Its number, which must be larger than that of the latest; by default
-            one more.
+          checkpoint_number: The number of the checkpoint, which must be larger than the latest one;
+            by default one more.
           check_interval: Whether to do nothing when `checkpoint_interval` is not over.
-          options: Accepted for the sake of programs written for TensorFlow, and not looked at.
+          options: Accepted for compatibility with TensorFlow, and ignored.
         """
         del options
         step = None if self._step_counter is None else int(self._step_counter)
@@ -170,7 +170,7 @@ class CheckpointManager:
             return None
         self.sync()
         number = None if checkpoint_number is None else self._checked(checkpoint_number)
-        self._saving = self._checkpoint.begin_save(
+        self._saving = self._checkpoint._begin_save(
             Numbered(self._directory, self._name, number), afterwards=self._retention.apply
         )
         self._last_step = step
@@ -180,7 +180,7 @@ class CheckpointManager:
         return path
 
     def sync(self) -> None:
-        """Wait until the checkpoint that is being written is complete. All workers call it."""
+        """Wait until the checkpoint that is being written is complete. All workers must call it."""
         saving = self._saving
         if saving is None:
             return
@@ -193,9 +193,9 @@ class CheckpointManager:
                     self._last_step = None  # the next one is due at once
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the latest checkpoint; without one, call `init_fn`. All workers call it.
+        """Restore the latest checkpoint; without one, call `init_fn`. All workers must call it.
 
-        Every object must find something in the checkpoint; to restore a part of them, use
+        The checkpoint must have values for every object; to restore only some, use
         `checkpoint.restore(manager.latest)`.
 
         Returns:
@@ -203,19 +203,19 @@ class CheckpointManager:
         """
         self.sync()
         finish_earlier(self._directory)
-        # Workers may look at a directory at different times; and may have directories of their own.
+        # Workers may look at a directory at different times, and may have their own directories.
         own = on_all_workers(f"look into {self._directory}", self._complete)
-        path = meet("looking for the latest checkpoint", own[-1] if own else None)[0]
+        path = all_gather("looking for the latest checkpoint", own[-1] if own else None)[0]
         if path is None:
             if self._init_fn is not None:
                 self._init_fn()
             return None
         try:
-            self._report = self._checkpoint.restore_from(path, partial=False)
+            self._report = self._checkpoint._restore_from(path, partial=False)
         except InvalidCheckpoint as error:
             earlier = [each for each in self._complete() if each != path]
             raise InvalidCheckpoint(
-                f"{error} It is the latest of its directory: to go on from the one before, remove "
+                f"{error} It is the latest of its directory: to resume from the one before, remove "
                 f"it. Earlier ones are {', '.join(reversed(earlier)) or 'not there'}."
             ) from error
         if self._step_counter is not None:
@@ -223,22 +223,22 @@ class CheckpointManager:
         return path
 
     def close(self) -> None:
-        """Do the same as `sync`, by the name that things with an end have; it can be used again."""
+        """Call `sync`, under its usual name; the manager can still be used."""
         self.sync()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        # After an error the other workers need not come to `sync`, and what goes on in the
-        # background is complete or nothing anyway.
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # After an error the other workers may never call `sync`, and what is written in the
+        # background is either complete or does not exist.
         if error is None:
             self.close()
 
     def _is_due(self, step: int | None) -> bool:
         if self._interval is None or step is None or self._last_step is None:
             return True
-        # Also after an older checkpoint has been restored.
+        # It is also due after an older checkpoint has been restored.
         return step < self._last_step or step - self._last_step >= self._interval
 
     def _complete(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is written next to the arrays of a checkpoint: which there are, and everything else."""
+"""The manifest of a checkpoint: the list of its arrays, and everything else that is saved."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import json
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+if TYPE_CHECKING:
+    from replicax._typing import Json
+
+# A plain Python value, which is stored in the manifest itself.
+Plain: TypeAlias = "bool | int | float | str | None"
+Saved = TypeVar("Saved")
 
 _FORMAT, _VERSION = "replicax checkpoint", 1
 _PLAIN = (type(None), bool, int, float, str)
@@ -18,21 +25,21 @@ _LARGEST = 2**63 - 1  # of what is counted
 
 
 class Unusable(Exception):
-    """Why a checkpoint cannot be restored, as the end of a sentence."""
+    """The reason why a checkpoint cannot be restored, as the end of a sentence."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:
-    """Of one array.
+    """The facts about one array.
 
     Args:
-      shape: As the program sees it.
+      shape: The shape that the program sees.
       dtype: The same, by name.
-      keys: The implementation, if these are keys of random numbers. They are saved as numbers.
-      checksum: Of the numbers, once they are written. The format has checksums for its own
-        structure only: an array in which a byte was changed is read without complaint.
-      optional: Whether nothing is amiss if nobody wants it.
+      keys: The implementation, if these are random keys. They are saved as numbers.
+      checksum: The checksum of the numbers, once they are written. The format has checksums for its
+        own structure only: an array in which a byte was changed is read without complaint.
+      optional: Whether it may be left over, taken by no object, without an error.
     """
 
     shape: tuple[int, ...]
@@ -42,19 +49,19 @@ class ArrayFacts:
     optional: bool = False
 
     @classmethod
-    def of(cls, value: Any, optional: bool) -> ArrayFacts:
+    def of(cls, value: jax.Array | np.ndarray, optional: bool) -> ArrayFacts:
         keys = str(jax.random.key_impl(value)) if is_key(value) else None
         return cls(tuple(value.shape), dtype_name(value.dtype), keys, optional=optional)
 
     def _without_elements(self) -> np.ndarray:
-        """Return the numbers of an array that has none."""
+        """Return an array without elements."""
         if self.keys is None:
             return np.zeros(self.shape, jnp.dtype(self.dtype))
         one = jax.random.key_data(jax.random.key(0, impl=self.keys))
         return np.zeros((*self.shape, *one.shape), one.dtype)
 
-    def value(self, numbers: Any) -> Any:
-        """Return what was saved as these numbers; None stands for those that are not written."""
+    def value(self, numbers: np.ndarray | None) -> jax.Array | np.ndarray:
+        """Return the value saved as these numbers; None for an array that is not written."""
         if numbers is None and 0 not in self.shape:
             raise Unusable("not there")
         try:
@@ -63,7 +70,7 @@ class ArrayFacts:
             if self.keys is not None:
                 value = jax.random.wrap_key_data(jnp.asarray(numbers), impl=self.keys)
             shape, dtype = tuple(value.shape), dtype_name(value.dtype)
-        except Exception as error:  # whatever a manifest that was tampered with leads to
+        except Exception as error:  # a manifest that was tampered with may cause any error
             raise Unusable(f"not what the manifest says it is: {error}") from error
         if not right:
             raise Unusable("damaged: its checksum is not right")
@@ -77,30 +84,30 @@ class ArrayFacts:
 @final
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far the workers had come, in their order; or all of them, if that is the same."""
+    """The positions of the workers, in their order; or a single one, if they share it."""
 
     shared: bool
-    states: list[Any]
+    states: list[Json]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything but the arrays.
+    """The content of a checkpoint but for the arrays.
 
     Args:
-      saves: How many times the checkpoint has been saved, with this one.
-      workers: How many have saved it.
-      arrays: What is known of each.
+      saves: The number of saves, including this one.
+      workers: The number of workers that have saved it.
+      arrays: The facts about each array.
       values: Plain Python values.
-      positions: Of iterators.
-      run_calls: How many calls a `PreemptionCheckpointHandler` had made by then.
+      positions: The positions of iterators.
+      run_calls: The number of calls that a `PreemptionCheckpointHandler` had made by then.
     """
 
     saves: int
     workers: int
     arrays: Mapping[str, ArrayFacts]
-    values: Mapping[str, Any]
+    values: Mapping[str, Plain]
     positions: Mapping[str, Position]
     run_calls: int = 0
 
@@ -112,9 +119,9 @@ class Manifest:
         return replace(self, arrays=facts)
 
     def narrowed_to(self, keys: Collection[str]) -> Manifest:
-        """Return the same, as if nothing but these had been saved."""
+        """Return the manifest as if nothing but these keys had been saved."""
 
-        def among(saved: Mapping[str, Any]) -> dict[str, Any]:
+        def among(saved: Mapping[str, Saved]) -> dict[str, Saved]:
             return {key: value for key, value in saved.items() if key in keys}
 
         return replace(
@@ -124,7 +131,7 @@ class Manifest:
             positions=among(self.positions),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         content = json.loads(json.dumps(asdict(self)))
         return {
             "format": _FORMAT,
@@ -134,7 +141,7 @@ class Manifest:
         }
 
     @classmethod
-    def from_json(cls, written: Any) -> Manifest:
+    def from_json(cls, written: object) -> Manifest:
         if not isinstance(written, dict) or written.get("format") != _FORMAT:
             raise Unusable("it has been written by another program")
         if written.get("version") != _VERSION:
@@ -142,18 +149,24 @@ class Manifest:
                 f"it is of version {written.get('version')} of the format, and this is a program "
                 f"for version {_VERSION}"
             )
-        content: Any = written.get("content")
+        content: Json = written.get("content")
         if _checksum(content) != written.get("checksum"):
             raise Unusable("its manifest is damaged: the checksum is not right")
         try:
             return cls._checked(**content)
         except (TypeError, ValueError, AttributeError) as error:
-            # Right checksum, wrong content: not by replicax, and not by accident.
+            # Right checksum, wrong content: this was neither replicax nor an accident.
             raise Unusable(f"its manifest has been tampered with: {error}") from error
 
     @classmethod
     def _checked(
-        cls, saves: Any, workers: Any, arrays: Any, values: Any, positions: Any, run_calls: Any = 0
+        cls,
+        saves: Json,
+        workers: Json,
+        arrays: Json,
+        values: Json,
+        positions: Json,
+        run_calls: Json = 0,
     ) -> Manifest:
         for name, count, least in (
             ("saves", saves, 0),
@@ -178,7 +191,7 @@ class Manifest:
 
 
 def _checked_facts(
-    key: str, shape: Any, dtype: Any, keys: Any, checksum: Any = None, optional: Any = False
+    key: str, shape: Json, dtype: Json, keys: Json, checksum: Json = None, optional: Json = False
 ) -> ArrayFacts:
     right = (
         isinstance(shape, list)
@@ -192,7 +205,7 @@ def _checked_facts(
     return ArrayFacts(tuple(shape), dtype, keys, checksum, optional)
 
 
-def _checked_position(key: str, workers: int, shared: Any, states: Any) -> Position:
+def _checked_position(key: str, workers: int, shared: Json, states: Json) -> Position:
     right = (
         isinstance(shared, bool)
         and isinstance(states, list)
@@ -202,7 +215,7 @@ def _checked_position(key: str, workers: int, shared: Any, states: Any) -> Posit
     return Position(shared, states)
 
 
-def _is_count(value: Any, least: int = 0) -> bool:
+def _is_count(value: object, least: int = 0) -> bool:
     return type(value) is int and least <= value <= _LARGEST
 
 
@@ -211,11 +224,11 @@ def _require(condition: bool, problem: str) -> None:
         raise ValueError(problem)
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: object) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: object) -> str:
     return dtype.name if isinstance(dtype, np.dtype) else str(dtype)
 
 
@@ -223,5 +236,5 @@ def checksum_of(numbers: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(numbers).reshape(-1).view(np.uint8).data)
 
 
-def _checksum(content: Any) -> int:
+def _checksum(content: object) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())

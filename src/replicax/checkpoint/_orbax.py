@@ -1,4 +1,4 @@
-"""Orbax, told that this process is alone: who writes a checkpoint is agreed on elsewhere."""
+"""Orbax for this process alone: the workers agree elsewhere on the one that writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANIFEST, ARRAYS = "manifest", "arrays"  # the parts of a checkpoint
 
 
 def checkpointer_here() -> Any:
-    """Make an Orbax checkpointer for this process alone: who writes is agreed on elsewhere."""
+    """Make an Orbax checkpointer for this process alone."""
     import orbax.checkpoint as ocp
 
     here = jax.process_index()
@@ -42,7 +42,7 @@ def checkpointer_here() -> Any:
             handler_registry=handlers,
             composite_options=ocp.CompositeOptions(
                 multiprocessing_options=alone,
-                # It would tell others of directories that it made by a name that all saves share.
+                # It would announce new directories to others under a name that all saves share.
                 async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
             ),
         ),
@@ -51,10 +51,10 @@ def checkpointer_here() -> Any:
 
 
 def writable(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-    """Return arrays as this process's Orbax writes them.
+    """Return arrays in the form in which Orbax writes them in this process.
 
-    It writes those of NumPy in the first process only. Elsewhere they become arrays of which all
-    processes have a copy, so that this one's has its index.
+    Orbax writes NumPy arrays in the first process only. Elsewhere they become arrays of which all
+    processes have a copy, so that this process's copy has its index.
     """
     if jax.process_index() == 0:
         return arrays

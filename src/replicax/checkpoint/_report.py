@@ -1,11 +1,11 @@
-"""What became of the values in a checkpoint, and of the objects that wanted them."""
+"""The outcome of restoring a checkpoint, for its values and for the objects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
-from replicax.checkpoint._parts import Deferred, joined
+from replicax.checkpoint._entries import Deferred, joined
 from replicax.errors import CheckpointMismatch
 from replicax.variables import Variable
 
@@ -14,10 +14,10 @@ _SHOWN = 8
 
 @final
 class RestoreReport:
-    """What `Checkpoint.restore` did. Names are those of objects, and of what is in them.
+    """The outcome of `Checkpoint.restore`. Names are those of objects and of their entries.
 
     `path` is the checkpoint; None if there was none to restore. The report is kept up to date when
-    parts that did not exist yet are made, and attributes of the checkpoint are set.
+    entries that did not exist yet are made, and attributes of the checkpoint are set.
     """
 
     def __init__(
@@ -36,19 +36,19 @@ class RestoreReport:
 
     @property
     def restored(self) -> tuple[str, ...]:
-        """What has been restored, with what was deferred and has been made since."""
+        """The names that have been restored, including deferred ones made since."""
         return (*self._restored, *_in_full((each, each.taken) for each in self._made))
 
     @property
     def deferred(self) -> tuple[str, ...]:
-        """What is restored when its object makes it, as an optimizer does in its first step."""
+        """The entries that are restored once their object makes them, such as optimizer slots."""
         return _in_full((each, each.waiting) for each in self._waiting)
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """What the checkpoint has, and no object wants so far.
+        """The names that the checkpoint has, and no object has so far.
 
-        If the checkpoint has no attribute of that name yet, it is restored when that is set:
+        If the checkpoint has no attribute of that name yet, they are restored when it is set:
         `checkpoint.model = model`.
         """
         left = ((each, each.waiting.keys() - each.taken) for each in self._made)
@@ -56,20 +56,20 @@ class RestoreReport:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What objects have, and the checkpoint does not: it is as it was before."""
+        """The names that objects have, and the checkpoint does not: their values are unchanged."""
         return (*self._missing, *_in_full((each, each.lacking) for each in self._made))
 
     def unused_under(self, name: str) -> list[str]:
-        """Return what an object of this name, given to the checkpoint now, would find there."""
+        """Return the values that an object of this name would get if it were added now."""
         return [key for key in self._unused if key == name or key.startswith(f"{name}/")]
 
     def learn(self, variables: Mapping[Variable, str]) -> None:
-        """Tell what waits for its parts how further variables are called."""
+        """Pass the names of further variables on to the deferred values."""
         for each in self._waiting:
             each.learn(variables)
 
     def extend(self, name: str, later: RestoreReport) -> None:
-        """Take over what a later restore did for the object `name`."""
+        """Add the outcome of a later restore for the object `name`."""
         done = {*later._restored, *_in_full((each, each.waiting) for each in later._later)}
         self._restored += later._restored
         self._later += later._later
@@ -79,16 +79,16 @@ class RestoreReport:
 
     @property
     def _waiting(self) -> list[Deferred]:
-        """What was deferred, of objects that have not made all their parts yet."""
-        return [each for each in self._later if not each.settled]
+        """The deferred values of objects that have not made all their entries yet."""
+        return [each for each in self._later if not each.finished]
 
     @property
     def _made(self) -> list[Deferred]:
-        """What was deferred, of objects that have made all their parts since."""
-        return [each for each in self._later if each.settled]
+        """The deferred values of objects that have made all their entries since."""
+        return [each for each in self._later if each.finished]
 
     def assert_consumed(self) -> RestoreReport:
-        """Raise unless everything in the checkpoint, and every object, has found its match."""
+        """Raise unless everything in the checkpoint, and every object, has a match."""
         self.assert_existing_objects_matched()
         if self.unused or self.deferred:
             raise CheckpointMismatch(
@@ -99,7 +99,7 @@ class RestoreReport:
         return self
 
     def assert_existing_objects_matched(self) -> RestoreReport:
-        """Raise if an object has found nothing in the checkpoint."""
+        """Raise if the checkpoint has nothing for an object."""
         if self.path is None:
             raise CheckpointMismatch(
                 "Nothing has been restored: `restore` was given None, as there was no checkpoint. "
@@ -108,13 +108,13 @@ class RestoreReport:
         if self.missing:
             raise CheckpointMismatch(
                 f"{self.path} does not have everything.{_listed('It lacks', self.missing)}"
-                f"{_listed('It has, for nobody,', self.unused)} Look for objects that have another "
+                f"{_listed('It also has', self.unused)} Look for objects that have another "
                 "name than when it was saved."
             )
         return self
 
     def expect_partial(self) -> RestoreReport:
-        """Return the report; in TensorFlow this silences warnings, of which there are none here."""
+        """Return the report; TensorFlow silences warnings by this, and there are none here."""
         return self
 
     def __repr__(self) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
 from replicax import _context
 from replicax.checkpoint import _files as files
+from replicax.checkpoint._entries import described
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._manifest import Manifest
-from replicax.checkpoint._parts import described
 from replicax.checkpoint._report import RestoreReport
 from replicax.checkpoint._saving import (
+    all_gather,
     finish_earlier,
-    meet,
     this_worker,
     worker_count,
     worker_name,
@@ -22,36 +22,40 @@ from replicax.checkpoint._saving import (
 from replicax.errors import CheckpointError, CheckpointMismatch
 from replicax.variables import all_or_nothing
 
+if TYPE_CHECKING:
+    from replicax.checkpoint._entries import Deferred
+    from replicax.checkpoint._manifest import Plain
+
 Result = TypeVar("Result")
 
-_SHOWN = 10  # of the names in a message
+_SHOWN = 10  # names in a message
 
 
 def restore(
     inventory: Inventory, path: Path, *, partial: bool, wanted: Collection[str] | None = None
 ) -> tuple[RestoreReport, Manifest]:
-    """Restore what matches; return what that was, and what the checkpoint says of itself.
+    """Restore all matching entries; return the report and the manifest of the checkpoint.
 
     Args:
       inventory: The objects.
       path: The checkpoint.
-      partial: Whether objects may find nothing in it.
-      wanted: The names of what to restore, all of which are of one object that is given to the
-        checkpoint later; everything if not given.
+      partial: Whether it may have nothing for some objects.
+      wanted: The names to restore, all of one object that was added to the checkpoint later;
+        everything if not given.
     """
     finish_earlier(path.parent)
-    plan = on_all_workers(f"restore {path}", lambda: _Plan(inventory, path, partial, wanted))
-    if len(set(meet("comparing checkpoints", plan.manifest.checksum))) > 1:
+    match = on_all_workers(f"restore {path}", lambda: _Match(inventory, path, partial, wanted))
+    if len(set(all_gather("comparing checkpoints", match.manifest.checksum))) > 1:
         raise CheckpointMismatch(
             f"The workers found different checkpoints at {path}. Give all of them the same one, in "
             "a directory that all see."
         )
-    resumed = _Resumed(plan.inventory)
+    resumed = _Resumed(match.inventory)
     try:
-        on_all_workers(f"restore {path}", lambda: resumed.set(plan.positions))
+        on_all_workers(f"restore {path}", lambda: resumed.set(match.positions))
         frame = _context.current()
         with all_or_nothing(frame) as inside, _context.entered(inside):
-            return plan.carry_out(), plan.manifest
+            return match.carry_out(), match.manifest
     except BaseException as error:
         resumed.undo(error)
         raise
@@ -59,7 +63,7 @@ def restore(
 
 def any_has_one(path: Path | None) -> bool:
     """Return whether the workers have a checkpoint; raise if only some of them do."""
-    without = meet("looking at what to restore", path is None)
+    without = all_gather("looking at what to restore", path is None)
     if any(without) and not all(without):
         names = " and ".join(worker_name(i) for i, none in enumerate(without) if none)
         raise CheckpointMismatch(
@@ -70,16 +74,18 @@ def any_has_one(path: Path | None) -> bool:
 
 
 def on_all_workers(what: str, action: Callable[[], Result]) -> Result:
-    """Return what `action` returns; if it fails on one worker, all are told."""
+    """Return the result of `action`; if it fails on one worker, all raise."""
     result, failure = None, None
     try:
         result = action()
     except Exception as error:
         failure = error
-    told = meet("restoring a checkpoint", failure and f"{type(failure).__name__}: {failure}")
+    outcomes = all_gather(
+        "restoring a checkpoint", failure and f"{type(failure).__name__}: {failure}"
+    )
     if failure is not None:
         raise failure
-    for worker, text in enumerate(told):
+    for worker, text in enumerate(outcomes):
         if text is not None:
             error = CheckpointError(
                 f"{worker_name(worker)} could not {what}, so that no worker has: "
@@ -96,17 +102,17 @@ class _Resumed:
 
     def __init__(self, inventory: Inventory) -> None:
         self._parts = inventory.positions
-        self._before: dict[str, Any] = {}
+        self._before: dict[str, object] = {}
 
-    def set(self, positions: Mapping[str, Any]) -> None:
-        """Set all of them, also after one has failed: workers count what they do in step."""
+    def set(self, positions: Mapping[str, object]) -> None:
+        """Set all of them, even after one has failed: all workers must make the same calls."""
         failures = []
         for key, state in positions.items():
             self._before[key] = self._parts[key].read()
             try:
                 self._parts[key].write(state)
             except Exception as error:
-                error.add_note(f"It was to go on from what the checkpoint has for {key!r}.")
+                error.add_note(f"It was to resume from what the checkpoint has for {key!r}.")
                 failures.append(error)
         if failures:
             raise failures[0]
@@ -116,13 +122,13 @@ class _Resumed:
             try:
                 self._parts[key].write(state)
             except Exception as error:
-                # The others are set back all the same, and what is raised is why it came to this.
+                # The others are still reset, and the original error is raised.
                 cause.add_note(f"{key!r} could not be set back to where it was: {error!r}")
 
 
 @final
-class _Plan:
-    """What goes where; it is made without changing anything."""
+class _Match:
+    """The match of values and entries, made without changing anything."""
 
     def __init__(
         self, inventory: Inventory, path: Path, partial: bool, wanted: Collection[str] | None
@@ -144,12 +150,12 @@ class _Plan:
         self._match(manifest.positions, inventory.positions, self._position_problem)
         self._missing = [
             key
-            for parts, saved in (
+            for entries, saved in (
                 (inventory.arrays, manifest.arrays),
                 (inventory.values, manifest.values),
                 (inventory.positions, manifest.positions),
             )
-            for key in parts
+            for key in entries
             if key not in saved and not self._optional(key)
         ]
         if self._problems:
@@ -172,10 +178,10 @@ class _Plan:
         try:
             for key in self._restored:
                 if key in inventory.arrays:
-                    part = inventory.arrays[key]
-                    if part.put_back is not None:
-                        before.append((part.put_back, part.read()))
-                    part.write(self._arrays[key])
+                    entry = inventory.arrays[key]
+                    if entry.put_back is not None:
+                        before.append((entry.put_back, entry.read()))
+                    entry.write(self._arrays[key])
                 elif key in inventory.values:
                     inventory.values[key].write(_like(inventory.values[key].read(), manifest, key))
             inventory.commit()
@@ -186,17 +192,17 @@ class _Plan:
                 put_back(value)
             raise
 
-    def _report(self, deferred: list[Any]) -> RestoreReport:
+    def _report(self, deferred: list[Deferred]) -> RestoreReport:
         return RestoreReport(str(self._path), self._restored, self._unused, self._missing, deferred)
 
     def _match(
         self,
-        saved: Mapping[str, Any],
-        parts: Mapping[str, Any],
+        saved: Mapping[str, object],
+        entries: Mapping[str, object],
         problem: Callable[[str], str | None],
     ) -> None:
         for key in saved:
-            if key in parts:
+            if key in entries:
                 found = problem(key)
                 if found is None:
                     self._restored.append(key)
@@ -210,8 +216,8 @@ class _Plan:
         return known is not None and known.optional
 
     def _array_problem(self, key: str) -> str | None:
-        part, facts = self.inventory.arrays[key], self.manifest.arrays[key]
-        now = described(part.shape, part.dtype)
+        entry, facts = self.inventory.arrays[key], self.manifest.arrays[key]
+        now = described(entry.shape, entry.dtype)
         then = f"{facts.dtype}{list(facts.shape)}"
         return None if now == then else f"is {now} now and {then} in the checkpoint"
 
@@ -220,17 +226,17 @@ class _Plan:
         return None if _is_like(now, then) else f"is {now!r} now and {then!r} in the checkpoint"
 
     def _position_problem(self, key: str) -> str | None:
-        part, position = self.inventory.positions[key], self.manifest.positions[key]
+        entry, position = self.inventory.positions[key], self.manifest.positions[key]
         workers = worker_count()
-        if part.shared and position.shared:
+        if entry.shared and position.shared:
             return None
         if workers == self.manifest.workers == 1:
             return None
-        if part.shared != position.shared:
+        if entry.shared != position.shared:
             return (
                 f"was saved by {self.manifest.workers} worker(s) that read "
                 f"{_what_is_read(position.shared)}, and is for {workers} that read "
-                f"{_what_is_read(part.shared)}"
+                f"{_what_is_read(entry.shared)}"
             )
         if workers == self.manifest.workers:
             return None
@@ -239,7 +245,7 @@ class _Plan:
             f"its own, and cannot be shared out among {workers}"
         )
 
-    def _position(self, key: str) -> Any:
+    def _position(self, key: str) -> object:
         position = self.manifest.positions[key]
         return position.states[0 if position.shared else this_worker()]
 
@@ -248,8 +254,8 @@ def _what_is_read(shared: bool) -> str:
     return "the same data" if shared else "data of their own"
 
 
-def _is_like(now: Any, then: Any) -> bool:
-    # None is what will be known later.
+def _is_like(now: object, then: object) -> bool:
+    # None stands for a value that will be known later.
     return (
         now is None
         or then is None
@@ -258,6 +264,6 @@ def _is_like(now: Any, then: Any) -> bool:
     )
 
 
-def _like(now: Any, manifest: Manifest, key: str) -> Any:
+def _like(now: Plain, manifest: Manifest, key: str) -> Plain:
     then = manifest.values[key]
     return then if now is None or then is None else type(now)(then)

@@ -1,4 +1,4 @@
-"""Which checkpoints of a directory are kept, and which are removed."""
+"""Retention: the choice of the checkpoints of a directory that are kept."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _HOUR = 3600.0
 
 @final
 class Retention:
-    """Removes the checkpoints that are too many, but for one every few hours.
+    """A rule that removes surplus checkpoints, but keeps one every few hours.
 
     Args:
-      directory: Where they are.
-      name: How their names begin.
-      max_to_keep: How many of the latest are kept; None for all.
-      hours: After how many hours one is kept for good; None for never.
+      directory: The directory of the checkpoints.
+      name: The beginning of their names.
+      max_to_keep: The number of the latest to keep; None for all.
+      hours: The number of hours after which one is kept for good; None for never.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Retention:
         return [path for number, path in found.items() if number not in kept]
 
     def apply(self) -> None:
-        """Remove what is too many; called when another one is complete."""
+        """Remove surplus checkpoints; called when another one is complete."""
         record = self._record()
         if self._max_to_keep is not None:
             for path in self.managed()[: -self._max_to_keep]:
@@ -70,7 +70,7 @@ class Retention:
         return self._directory / f"{self._name}.kept.json"
 
     def _record(self) -> _Record:
-        """Read what earlier managers have written, which may have been of other processes."""
+        """Read the record of earlier managers, possibly of other processes."""
         try:
             return _Record.read(self._file)
         except FileNotFoundError:
@@ -80,11 +80,11 @@ class Retention:
 @final
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What the manager of a directory writes down for the next one.
+    """The record that the manager of a directory leaves for the next one.
 
     Args:
       kept: The numbers of checkpoints that are kept for good.
-      since: When the last of these was saved, or the first manager was made.
+      since: The time when the last of these was saved, or the first manager was made.
     """
 
     kept: frozenset[int]
@@ -123,9 +123,9 @@ def _remove(path: Path) -> None:
     try:
         files.remove(path)
     except FileNotFoundError:
-        pass  # another process has
+        pass  # another process has removed it
     except OSError as error:
-        # No reason to call the new one lost, which is complete.
+        # The save has not failed: the new checkpoint is complete.
         warnings.warn(
             f"A checkpoint was written, but the old one {path} could not be removed: {error}. "
             "Remove it, or give `max_to_keep=None`.",

@@ -1,4 +1,4 @@
-"""Saving, by all workers together: all bring what they have, one of them writes."""
+"""Saving by all workers together: all contribute their parts, and one of them writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from replicax import cluster
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._manifest import ArrayFacts, Manifest, Position, is_key
-from replicax.checkpoint._writing import BUSY, DONE, Writing, under_way
+from replicax.checkpoint._writer import BUSY, DONE, Writer, under_way
 from replicax.errors import (
     CheckpointError,
     CollectiveMismatch,
@@ -28,15 +28,18 @@ from replicax.errors import (
     SaveFailed,
 )
 
-# What workers tell each other of their iterators goes through the connection for control.
-_LONGEST_STATES = 8_000_000  # characters of JSON, of all workers
-_LONGEST_SILENCE = 60.0  # seconds that a worker which writes waits between two meetings
+if TYPE_CHECKING:
+    from replicax._typing import Json
+
+# Workers exchange the states of their iterators over the control connection.
+_LONGEST_STATES = 8_000_000  # characters of JSON, for all workers together
+_LONGEST_SILENCE = 60.0  # seconds between two meetings of a worker that writes
 
 
-def meet(label: str, value: Any = None) -> list[Any]:
-    """Return what all workers bring; of a process alone, what it brings itself."""
+def all_gather(label: str, value: object = None) -> list[Json]:
+    """Return the values of all workers; in a single process, only its own."""
     session = cluster.session()
-    return [value] if session is None else session.meet(label, value)
+    return [value] if session is None else session.all_gather(label, value)
 
 
 def this_worker() -> int:
@@ -57,7 +60,7 @@ def worker_name(worker: int) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """Where this worker wants a checkpoint: `directory/name-number`, or the next number."""
+    """The place for a checkpoint of this worker: `directory/name-number`, or the next number."""
 
     directory: Path
     name: str
@@ -67,18 +70,18 @@ class Numbered:
 
     @property
     def place(self) -> list[str]:
-        """The same for all who mean the same, by whatever links they come to it."""
+        """The real directory and the name: equal for workers that mean the same place."""
         return [os.path.realpath(self.directory), self.name]
 
     def path(self, number: int) -> Path:
         return self.directory / f"{self.name}-{number}"
 
     def proposed(self, saves: int) -> int:
-        """Return the number that this worker would give it, after so many saves."""
+        """Return the number that this worker proposes, after so many saves."""
         return max(saves, *self.taken(), 0) + 1 if self.number is None else self.number
 
     def taken(self) -> list[int]:
-        """Return the numbers of what is there, and of what this process is about to write there."""
+        """Return the numbers that exist, and those that this process is about to write."""
         begun = [each.path.name.rpartition("-") for each in under_way(self.directory)]
         return [
             *files.taken(self.directory, self.name),
@@ -92,7 +95,7 @@ class Numbered:
 @final
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Where this worker wants a checkpoint without a number; it replaces the one that is there."""
+    """The place for a checkpoint without a number, which replaces an existing one."""
 
     directory: Path
     name: str
@@ -107,7 +110,7 @@ class Exact:
         return self.directory / self.name
 
     def proposed(self, saves: int) -> int:
-        """Return 0, unless the path is taken by something that must not be replaced."""
+        """Return 0; raise if the path is taken by something that must not be replaced."""
         path = self.path(0)
         if files.is_there(path) and not files.is_checkpoint(path):
             raise InvalidArgument(
@@ -129,62 +132,62 @@ class Saving:
     """A save that has begun: the values are taken, and one worker writes them.
 
     Args:
-      path: Where this worker has it.
-      writing: If this worker writes.
+      path: The path of the checkpoint for this worker.
+      writer: The thread that writes it, if this worker does.
     """
 
-    def __init__(self, path: Path, writing: Writing | None) -> None:
+    def __init__(self, path: Path, writer: Writer | None) -> None:
         self.path = path
         self.finished = self.failed = False
-        self._writing = writing
+        self._writer = writer
 
     @property
     def has_failed(self) -> bool:
-        """Whether a process alone knows by now that it could not be written."""
-        # Of several workers all have to raise it at the same call.
-        return worker_count() == 1 and self._writing is not None and self._writing.has_failed
+        """True if some process already knows that it could not be written."""
+        # Several workers must all raise the error in the same call.
+        return worker_count() == 1 and self._writer is not None and self._writer.has_failed
 
     def finish(self) -> None:
-        """Wait until it is written, wherever that is; raise `SaveFailed`, once, if it was not."""
+        """Wait until it is written, by any worker; raise `SaveFailed`, once, if it was not."""
         if self.finished:
             return
         limit = _longest_wait()
         while True:
-            news = meet("the end of a save", self._writing and self._writing.news(limit))
+            news = all_gather("the end of a save", self._writer and self._writer.news(limit))
             if not any(each == BUSY for each in news):
                 break
-        # Not before: after an interrupt the next call waits again.
+        # This comes last: after an interrupt the next call waits again.
         self.finished = True
         for worker, each in enumerate(news):
             if each is not None and each != DONE:
                 self.failed = True
-                cause = self._writing.surface() if self._writing is not None else None
+                cause = self._writer.surface() if self._writer is not None else None
                 error = SaveFailed(
                     f"{worker_name(worker)} could not write the checkpoint {each['path']}: "
                     f"{each['error']}. Earlier checkpoints are as they were; save again when the "
-                    "reason is gone."
+                    "cause is removed."
                 )
                 error.follows_another = worker != this_worker()
                 raise error from cause
 
 
 def finish_earlier(directory: Path) -> None:
-    """Wait for what the workers' processes still write into a directory, by any manager.
+    """Wait for all saves into a directory, by any worker and any manager.
 
-    A manager that was left by an error does not wait for its last checkpoint. The next one that
-    looks for the latest has to.
+    A manager that an error has ended does not wait for its last checkpoint. The next manager that
+    looks for the latest must.
     """
     limit = _longest_wait()
     while True:
         busy = any(each.news(limit) == BUSY for each in under_way(directory))
-        if not any(meet("the end of earlier saves", busy)):
+        if not any(all_gather("the end of earlier saves", busy)):
             return
 
 
 def _longest_wait() -> float | None:
-    """Return how long a worker may wait by itself before it must meet the others."""
+    """Return how long a worker may wait alone before it must meet the others."""
     session = cluster.session()
-    # Who writes comes to the meetings too, and says that it is not ready, so that the others
+    # The writing worker comes to the meetings too, and says that it is not done, so that the others
     # do not take it for stuck.
     return None if session is None else min(session.timeout_seconds / 4, _LONGEST_SILENCE)
 
@@ -199,27 +202,27 @@ def begin(
     """Take all values, agree with the other workers, and begin to write.
 
     Args:
-      inventory: What is saved.
-      target: Where. Workers that name the same path share one checkpoint, which the first of them
-        writes; one that names a path of its own writes one of its own.
-      saves: How many times it has been saved, with this one.
-      run_calls: How many calls a `PreemptionCheckpointHandler` has made.
-      afterwards: Is called when the checkpoint is complete, in the thread that wrote it.
+      inventory: The objects to save.
+      target: The place. Workers with the same path share one checkpoint, which the first of them
+        writes; a worker with a path of its own writes one of its own.
+      saves: The number of saves, including this one.
+      run_calls: The number of calls that a `PreemptionCheckpointHandler` has made.
+      afterwards: Called when the checkpoint is complete, in the thread that wrote it.
     """
-    parts = inventory.arrays
-    values = {key: part.read() for key, part in parts.items()} | inventory.deferred
+    entries = inventory.arrays
+    values = {key: entry.read() for key, entry in entries.items()} | inventory.deferred
     for value in values.values():
         if isinstance(value, jax.Array):
             value.copy_to_host_async()
     arrays = {
-        key: _on_host(value, key in inventory.deferred or parts[key].lasting)
+        key: _on_host(value, key in inventory.deferred or entries[key].lasting)
         for key, value in values.items()
     }
     facts = {
-        key: ArrayFacts.of(value, key in parts and parts[key].optional)
+        key: ArrayFacts.of(value, key in entries and entries[key].optional)
         for key, value in values.items()
     }
-    plain = {key: part.read() for key, part in inventory.values.items()}
+    plain = {key: entry.read() for key, entry in inventory.values.items()}
     everyones = _agree(inventory, target, saves, facts)
     number = max(each["number"] for each in everyones)
     places = [each["place"] for each in everyones]
@@ -229,8 +232,8 @@ def begin(
         facts,
         plain,
         {
-            key: Position(part.shared, [e["positions"][key] for e in everyones][: _count(part)])
-            for key, part in inventory.positions.items()
+            key: Position(entry.shared, [e["positions"][key] for e in everyones][: _count(entry)])
+            for key, entry in inventory.positions.items()
         },
         run_calls,
     )
@@ -243,37 +246,37 @@ def begin(
         afterwards()
 
     writes = places.index(places[own]) == own
-    return Saving(path, Writing(path, write) if writes else None)
+    return Saving(path, Writer(path, write) if writes else None)
 
 
-def _count(part: Any) -> int | None:
-    """Return how many of the workers' states are kept."""
-    return 1 if part.shared else None
+def _count(entry: Any) -> int | None:
+    """Return how many of the workers' states are kept; None for all."""
+    return 1 if entry.shared else None
 
 
 def _agree(
     inventory: Inventory, target: Target, saves: int, facts: Mapping[str, ArrayFacts]
-) -> list[dict[str, Any]]:
-    """Agree on what is saved, and return what each worker brings and where it writes."""
+) -> list[dict[str, Json]]:
+    """Agree on the contents of the checkpoint; return its place and each worker's positions."""
     contents = sorted(
         [f"{key}: {each.dtype}{list(each.shape)}" for key, each in facts.items()]
         + [f"{key}: a value" for key in inventory.values]
         + [f"{key}: a position" for key in inventory.positions]
     )
     failure = None
-    positions: dict[str, Any] = {}
+    positions: dict[str, Json] = {}
     number = 0
     try:
         number = target.proposed(saves - 1)
         positions = {
-            key: None if part.shared and this_worker() else _expressed(key, part.read())
-            for key, part in inventory.positions.items()
+            key: None if entry.shared and this_worker() else _expressed(key, entry.read())
+            for key, entry in inventory.positions.items()
         }
     except CheckpointError as error:
         failure = SaveFailed(f"No checkpoint can be saved: {error}")
     except Exception as error:
         failure = error
-    everyones = meet(
+    everyones = all_gather(
         target.doing,
         {
             "place": target.place,
@@ -293,7 +296,7 @@ def _agree(
                 f"has: {each['failure']}"
             )
     if len({each["contents"] for each in everyones}) > 1:
-        _refuse_difference(meet("comparing what is saved", contents))
+        _refuse_difference(all_gather("comparing what is saved", contents))
     return everyones
 
 
@@ -310,7 +313,7 @@ def _refuse_difference(contents: list[list[str]]) -> None:
     )
 
 
-def _expressed(key: str, state: Any) -> Any:
+def _expressed(key: str, state: object) -> Json:
     try:
         text = json.dumps(state)
         _require_words_as_keys(state)
@@ -329,8 +332,8 @@ def _expressed(key: str, state: Any) -> Any:
     return json.loads(text)
 
 
-def _require_words_as_keys(state: Any) -> None:
-    """Refuse other keys, of which JSON would make words without saying so."""
+def _require_words_as_keys(state: object) -> None:
+    """Refuse keys that are not strings: JSON would silently convert them."""
     if isinstance(state, dict):
         for key, value in state.items():
             if not isinstance(key, str):
@@ -341,21 +344,23 @@ def _require_words_as_keys(state: Any) -> None:
             _require_words_as_keys(value)
 
 
-def _on_host(value: Any, lasting: bool) -> np.ndarray:
+def _on_host(value: jax.Array | np.ndarray, lasting: bool) -> np.ndarray:
     if is_key(value):
         value = jax.random.key_data(value)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         value = _whole(value)
     numbers = np.asarray(value) if lasting else np.array(value)
-    # The format has no other order of bytes.
+    # The format supports only the native byte order.
     return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
 
 
-def _whole(array: jax.Array) -> Any:
-    """Return all of an array that is on devices of several processes."""
+def _whole(array: jax.Array) -> jax.Array | np.ndarray:
+    """Return the whole of an array that is spread over devices of several processes."""
     if array.is_fully_replicated:
         return array.addressable_data(0)
-    return cluster.current().run(
+    session = cluster.current()
+    session.catch_up()
+    return session.run(
         "gathering an array for a checkpoint",
         lambda: multihost_utils.process_allgather(array, tiled=True),
     )

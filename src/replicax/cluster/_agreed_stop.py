@@ -1,4 +1,4 @@
-"""How workers stop at the same step."""
+"""The agreement of all workers to stop at the same step."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import final
 
 from replicax.cluster._messages import Calls, Preempted, ToHub
 
-_POLL_SECONDS = 0.2  # how often somebody who waits looks whether it should go on waiting
+_POLL_SECONDS = 0.2  # how often a waiting thread checks whether to keep waiting
 
 
 @final
 class AgreedStop:
-    """At which question all workers are told to stop; see `rx.preemption.requested`.
+    """The question at which all workers learn to stop; see `rx.preemption.requested`.
 
-    The workers ask once a step each, but not at the same moment. So when one of them has a reason
-    to stop, all say how many of their questions were answered, and answer none before it is known
-    that the next one of the fastest is the one. That takes the connections' threads only, so it
-    makes nobody wait for a worker that is busy.
+    Each worker asks once per step, but not at the same moment. So when one of them has a reason
+    to stop, all say how many of their questions were answered, and answer no more until they have
+    agreed on the next question of the fastest. That takes the connections' threads only, so no
+    worker waits for another that is busy.
     """
 
     def __init__(self, send: Callable[[ToHub], None]) -> None:

@@ -1,6 +1,6 @@
 """Connections that end when this process does: not before, and not with its children.
 
-The end of a connection is how other workers learn that a process is gone. A child that was forked
+The end of a connection is how other workers learn that a process has ended. A child that was forked
 has copies of its descriptors, and would keep the connections open.
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol, final
 
 
 class Connection(Protocol):
-    """A socket, or what stands for one."""
+    """A socket, or a stand-in."""
 
     def fileno(self) -> int:
         """Return the descriptor; -1 once it is closed."""
@@ -35,13 +35,13 @@ _connections: list[Connection] = []
 
 
 def keep_from_children(connection: Connection) -> None:
-    """Have children that are forked from now on give up their copy of a connection."""
+    """Make children that are forked from now on give up their copy of a connection."""
     _connections[:] = [each for each in _connections if each.fileno() >= 0]
     _connections.append(connection)
 
 
 def hold_until_exit(connection: Connection) -> None:
-    """Keep a connection open until the process is gone, also when the object is closed.
+    """Keep a connection open until the process ends, even when the object is closed.
 
     The interpreter closes its objects some time before the end, and another worker that waits for
     this one could be the first to end.
@@ -53,7 +53,7 @@ def hold_until_exit(connection: Connection) -> None:
 def _give_up_copies() -> None:
     """Put the null device in the place of each connection.
 
-    To close the descriptors would free their numbers, which the child would use for its own files,
+    Closing the descriptors would free their numbers, which the child would use for its own files,
     and the objects that own them here would close those files when they are collected.
     """
     # If no descriptor is left, a copy is better than a child that dies.

@@ -1,4 +1,4 @@
-"""The first worker's service to all: it knows who is there, and collects what they agree on."""
+"""The first worker's service to all: it knows the workers present, and collects their votes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from replicax.cluster._messages import (
 
 @dataclass(slots=True)
 class _Seat:
-    """What the hub knows of one worker."""
+    """The hub's knowledge of one worker."""
 
     tell: Callable[[FromHub], None]
     heard: float
@@ -51,11 +51,11 @@ class _Seat:
 
 @final
 class Hub:
-    """What happens to each message, without connections or threads; see `HubService` for those.
+    """The handling of each message, without connections or threads; see `HubService` for those.
 
     Args:
       members: The workers that are expected.
-      coordinator: The address of JAX's own service, which they are told once all are here.
+      coordinator: The address of JAX's own service, which they get once all have arrived.
     """
 
     def __init__(self, members: Members, coordinator: str) -> None:
@@ -63,16 +63,16 @@ class Hub:
         self._coordinator = coordinator
         self._seats: dict[int, _Seat] = {}
         self._topics: dict[str, dict[int, str]] = {}
-        self._calls: dict[int, int] | None = None  # how often each has asked whether to stop
-        self._ended: list[int] = []  # in the order in which they did
+        self._calls: dict[int, int] | None = None  # how many times each has asked to stop
+        self._ended: list[int] = []  # in the order in which they ended
         self._turned_away: TurnedAway | None = None  # the first, while not all are here
 
     def admit(self, hello: Message, tell: Callable[[FromHub], None]) -> int | None:
-        """Return the worker's number, or None if it does not belong here, which it is told."""
+        """Return the worker's number; None, after a reply with the reason, for a stranger."""
         problem = self._problem(hello)
         if problem is not None or not isinstance(hello, Hello):
             tell(Refused(problem or ""))
-            # One that has no place in its own cluster either is no worker.
+            # One that has no place in its own cluster either is not a worker.
             if isinstance(hello, Hello) and 0 <= hello.index < len(hello.addresses):
                 self._note_turned_away(hello.index, problem or "")
             return None
@@ -84,7 +84,7 @@ class Hub:
         return hello.index
 
     def _note_turned_away(self, index: int, problem: str) -> None:
-        """Tell those who wait that one whom they may be waiting for was here, and was refused."""
+        """Tell waiting workers that one they may be waiting for was refused."""
         if self._turned_away is None and len(self._seats) < self._members.count:
             known = 0 <= index < self._members.count
             who = self._members.describe(index) if known else f"number {index}"
@@ -121,7 +121,7 @@ class Hub:
         return None
 
     def handle(self, index: int, message: Message) -> None:
-        """Act on what a worker says."""
+        """Handle a worker's message."""
         seat = self._seats[index]
         seat.heard = time.monotonic()
         match message:
@@ -166,12 +166,14 @@ class Hub:
             del self._topics[put.topic]
             # One by one: together they could be larger than a message may be.
             for worker, value in values.items():
-                self._tell_all(Value(put.topic, worker, value))
+                for other, seat in self._seats.items():
+                    if other != worker:  # which knows its own
+                        seat.tell(Value(put.topic, worker, value))
         else:
             self._void(put.topic)
 
     def _void(self, topic: str) -> None:
-        """Tell those who wait for the value of a worker that has ended."""
+        """Notify the workers that wait for a value of a worker that has ended."""
         values = self._topics[topic]
         for worker in self._ended:
             if worker not in values:

@@ -19,18 +19,18 @@ from replicax.cluster._messages import (
 )
 from replicax.cluster._wire import GONE, configure, is_cut, unreachable
 
-_INTRODUCTION_SECONDS = 10.0  # in which somebody who connects must say who it is
+_INTRODUCTION_SECONDS = 10.0  # in which a process that connects must say who it is
 
 
 @final
 class HubService:
     """A thread that serves the hub to every worker, the first one too.
 
-    Connections of workers end with this process, also if the service is closed before.
+    Connections of workers end with this process, even if the service is closed earlier.
 
     Args:
-      hub: What is served.
-      listener: Where workers connect.
+      hub: The hub that is served.
+      listener: The socket to which workers connect.
     """
 
     def __init__(self, hub: Hub, listener: socket.socket) -> None:
@@ -44,7 +44,7 @@ class HubService:
         self._thread.start()
 
     def close(self) -> None:
-        """End the service, after what was to be said has been sent."""
+        """End the service, after pending messages have been sent."""
         with contextlib.suppress(RuntimeError):  # it has ended already
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(5)
@@ -88,7 +88,7 @@ class HubService:
         except ValueError as error:  # no message, or a line that does not end
             reason = f"sent what is no message: {error}"
             tell(Refused(reason))
-        except OSError as error:  # also of a stranger that says nothing
+        except OSError as error:  # includes the timeout of a stranger that says nothing
             if is_cut(error):
                 reason = unreachable(error)
         except asyncio.CancelledError:

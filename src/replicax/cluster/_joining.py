@@ -1,10 +1,10 @@
-"""From the first connection to the first collective: how JAX's processes find each other."""
+"""The way from the first connection to the first collective: JAX's processes find each other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from replicax.cluster import _starting as starting
 from replicax.cluster._members import Members
@@ -14,11 +14,14 @@ from replicax.cluster._quiet import without_lines
 from replicax.cluster._reach import Reach
 from replicax.errors import StartFailed
 
+if TYPE_CHECKING:
+    from replicax._typing import Json
 
-class Meet(Protocol):
-    """A meeting of all workers, such as `Session.meet`."""
 
-    def __call__(self, label: str, value: Any) -> list[Any]: ...
+class AllGather(Protocol):
+    """A function that returns the values of all workers, such as `Session.all_gather`."""
+
+    def __call__(self, label: str, value: object) -> list[Json]: ...
 
 
 def bring_together(
@@ -27,38 +30,38 @@ def bring_together(
     reserved: ReservedPort | None,
     allowed: PortRange | None,
     reach: Reach,
-    meet: Meet,
-    run: Callable[[str, Callable[[], Any]], None],
+    all_gather: AllGather,
+    run: Callable[[str, Callable[[], object]], None],
 ) -> None:
-    """Have JAX's processes find each other, after it is known that they can.
+    """Make JAX's processes find each other, after checking that they can.
 
-    XLA waits for connections for as long as it likes and ends the process if there are none, so
-    every port is tried first, and whoever does not reach one is named on all workers.
+    XLA waits an unknown time for connections and ends the process if there are none, so
+    every port is tried first, and a worker that does not reach one is named on all workers.
 
     Args:
-      members: Who takes part.
+      members: The processes that take part.
       coordinator: The address of JAX's service.
-      reserved: That port, in the process whose it is.
+      reserved: That port, in the process that owns it.
       allowed: The ports that this process may use; None for any.
-      reach: Finds out whom this worker reaches.
-      meet: Exchanges a value with all workers.
+      reach: Finds out which workers this one reaches.
+      all_gather: Returns the values of all workers.
       run: Runs a program that waits for other workers, and watches it.
     """
     reach.learn([coordinator])
-    _require_reach(reach, meet, "trying the port of JAX's service")
+    _require_reach(reach, all_gather, "trying the port of JAX's service")
     if reserved is not None:
         reserved.stop_listening()
     run("joining JAX's service", lambda: starting.join_jax(members, coordinator))
-    reach.learn(meet("telling the ports of Gloo", starting.listen_for_gloo(members, allowed)))
-    _require_reach(reach, meet, "trying the ports of Gloo")
+    reach.learn(all_gather("telling the ports of Gloo", starting.listen_for_gloo(members, allowed)))
+    _require_reach(reach, all_gather, "trying the ports of Gloo")
     run("starting JAX's backend", starting.start_backend)
     with without_lines(b"[Gloo] Rank"):
         run("the first collective", starting.first_collective)
 
 
-def _require_reach(reach: Reach, meet: Meet, label: str) -> None:
+def _require_reach(reach: Reach, all_gather: AllGather, label: str) -> None:
     """Raise `StartFailed` on all workers if one of them does not reach another."""
-    seen = meet(label, [asdict(failure) for failure in reach.look()])
+    seen = all_gather(label, [asdict(failure) for failure in reach.look()])
     failures = [
         (worker, Unreached(**failure))
         for worker, failures in enumerate(seen)

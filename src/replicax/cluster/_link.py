@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from replicax.cluster._agreed_stop import AgreedStop
 from replicax.cluster._members import Members
@@ -37,18 +37,21 @@ from replicax.cluster._messages import (
 from replicax.cluster._wire import GONE, unreachable
 from replicax.errors import InvalidArgument, StartFailed, WorkerLost
 
-_POLL_SECONDS = 0.2  # how often somebody who waits looks whether it should go on waiting
+if TYPE_CHECKING:
+    from replicax._typing import Json
+
+_POLL_SECONDS = 0.2  # how often a waiting thread checks whether to keep waiting
 
 
 class Connection(Protocol):
     """A way to the hub and back, such as a `Wire`."""
 
     def send(self, message: Message) -> None:
-        """Send a message; raise OSError if the other end is gone."""
+        """Send a message; raise OSError if the other end has closed."""
         ...
 
     def receive(self) -> Message | None:
-        """Return the next message; None when the other end is gone.
+        """Return the next message; None when the other end has closed.
 
         Raises OSError if its machine cannot be reached any more.
         """
@@ -56,11 +59,40 @@ class Connection(Protocol):
 
 
 @final
+class Exchange:
+    """A value that was put down for a topic, until those of all workers are here.
+
+    It must be waited for, or withdrawn. A worker may have any number of them under way.
+    """
+
+    def __init__(self, link: Link, topic: str) -> None:
+        self._link = link
+        self.topic = topic
+
+    @property
+    def complete(self) -> bool:
+        """True if the values of all workers are here, so that waiting takes no time."""
+        return self._link.is_complete(self.topic)
+
+    def wait(self, check: Callable[[], None]) -> list[Json]:
+        """Wait for the values of all workers, and return them in their order.
+
+        Raises `WorkerLost` if one of them will not arrive, and whatever `check` raises, which is
+        called periodically.
+        """
+        return self._link.collect(self.topic, check)
+
+    def withdraw(self) -> None:
+        """Stop waiting for it."""
+        self._link.withdraw(self.topic)
+
+
+@final
 class Link:
-    """Sends to the hub, and keeps what comes from there; a thread receives.
+    """A connection to the hub that stores its messages; a thread receives them.
 
     `ended` says which other workers take no part any more, and why, in the order in which that
-    became known. `lost` is the one that was last needed in vain.
+    became known. `lost` is the one that was last waited for.
     """
 
     def __init__(self, connection: Connection, members: Members) -> None:
@@ -73,13 +105,13 @@ class Link:
         self._voids: dict[str, int] = {}
         self._left: set[int] = set()
         self._disconnected: set[int] = set()
-        self._ended_before: frozenset[int] | None = None  # who had, when this worker ended
+        self._ended_before: frozenset[int] | None = None  # who had ended before this worker
         self._heard_out = self._broken = False
         self._state: State | None = None
         self.turned_away: str | None = None  # which process was, while others waited, and why
         self.ended: dict[int, Ended] = {}
         self.lost: int | None = None
-        self.ended_at = 0.0  # when the first of them was known to have
+        self.ended_at = 0.0  # when the first end became known
         self.heard = time.monotonic()
         self.agreed_stop = AgreedStop(self.send)
         addresses = tuple(str(address) for address in members.addresses)
@@ -87,14 +119,14 @@ class Link:
         threading.Thread(target=self._receive, name="replicax-link", daemon=True).start()
 
     def send(self, message: ToHub) -> None:
-        """Tell the hub something; the thread that receives finds out if the hub is gone."""
+        """Send the hub a message; the receiving thread notices if the hub has ended."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
     def wait_for_welcome(self, seconds: float, known: str | None = None) -> str | None:
         """Return the address of JAX's service once all workers are here; None if not in time.
 
-        Also None, at once, if a process was turned away, unless that is `known` to the caller.
+        It is None at once if a process was turned away, unless that is `known` to the caller.
         """
         with self._changed:
             self._changed.wait_for(
@@ -114,24 +146,40 @@ class Link:
                 )
             return self._coordinator
 
-    def exchange(self, topic: str, label: str, value: Any, check: Callable[[], None]) -> list[Any]:
-        """Put down a value, and wait for those of all workers, in their order.
+    def exchange(
+        self, topic: str, label: str, value: object, check: Callable[[], None]
+    ) -> list[Json]:
+        """Publish a value, and wait for those of all workers, in their order.
 
-        Raises `WorkerLost` if one of them is not going to come, and whatever `check` raises, which
-        is called now and then. `label` says what it is for.
+        See `put` and `Exchange.wait`.
         """
+        return self.put(topic, label, value).wait(check)
+
+    def put(self, topic: str, label: str, value: object) -> Exchange:
+        """Publish a value to all workers, without waiting for theirs; `label` describes it."""
+        text = json.dumps(value)
         with self._changed:
-            values = self._values[topic] = {}
+            self._values[topic] = {self._members.index: text}
         try:
-            try:
-                self.send(Put(topic, json.dumps(value)))
-            except InvalidMessage as error:
-                raise InvalidArgument(
-                    f"What {self._members.name} has to tell the others for {label} ({topic}) is "
-                    f"too large: {error}. Names, shapes and short lists go this way; bring arrays "
-                    "together with `strategy.gather` or `strategy.reduce`."
-                ) from None
+            self.send(Put(topic, text))
+        except InvalidMessage as error:
+            self._forget(topic)
+            raise InvalidArgument(
+                f"The message of {self._members.name} for {label} ({topic}) is too large: "
+                f"{error}. Names, shapes and short lists go this way; bring arrays "
+                "together with `strategy.gather` or `strategy.reduce`."
+            ) from None
+        return Exchange(self, topic)
+
+    def is_complete(self, topic: str) -> bool:
+        """Return whether the values of all workers are here."""
+        return len(self._values[topic]) == self._members.count
+
+    def collect(self, topic: str, check: Callable[[], None]) -> list[object]:
+        """Wait for the values of all workers; see `Exchange.wait`."""
+        try:
             with self._changed:
+                values = self._values[topic]
                 while len(values) < self._members.count:
                     if topic in self._voids:
                         raise self.loss(self._voids[topic])
@@ -143,13 +191,21 @@ class Link:
             self.send(Withdraw(topic))
             raise
         finally:
-            with self._changed:
-                self._values.pop(topic, None)
-                self._voids.pop(topic, None)
+            self._forget(topic)
         return [json.loads(values[worker]) for worker in range(self._members.count)]
 
+    def withdraw(self, topic: str) -> None:
+        """Give up waiting for a topic."""
+        self._forget(topic)
+        self.send(Withdraw(topic))
+
+    def _forget(self, topic: str) -> None:
+        with self._changed:
+            self._values.pop(topic, None)
+            self._voids.pop(topic, None)
+
     def _check_unlocked(self, check: Callable[[], None]) -> None:
-        """Call it without the lock: the answer it asks for comes by the thread that receives."""
+        """Call `check` without the lock: the receiving thread brings the answer that it needs."""
         self._changed.release()
         try:
             check()
@@ -157,7 +213,7 @@ class Link:
             self._changed.acquire()
 
     def state(self, seconds: float) -> State | None:
-        """Return what the hub knows of all workers; None if it does not answer in time."""
+        """Return the hub's state of all workers; None if it does not answer in time."""
         with self._changed:
             self._state = None
             self.send(AskState())
@@ -165,7 +221,7 @@ class Link:
             return self._state
 
     def say_farewell(self, message: Finished | Failed, seconds: float) -> None:
-        """Tell the hub why this worker ends, and wait, so long at most, until it has heard."""
+        """Tell the hub why this worker ends, and wait up to `seconds` for the confirmation."""
         with self._changed:
             if self._ended_before is None:
                 self._ended_before = frozenset(self.ended)
@@ -174,27 +230,27 @@ class Link:
             self._changed.wait_for(lambda: self._heard_out or self._broken, seconds)
 
     def wait_until_ended(self, workers: set[int], seconds: float) -> bool:
-        """Wait so long; return whether these take no part any more, or one has been lost."""
+        """Wait up to `seconds`; return whether these take no part any more, or one is lost."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: workers <= self.ended.keys() or not self.all_finished, seconds
             )
 
     def wait_until_left(self, workers: set[int], seconds: float) -> None:
-        """Wait, so long at most, until these have left JAX's service after they had finished."""
+        """Wait up to `seconds` until these have left JAX's service after they had finished."""
         with self._changed:
             self._changed.wait_for(lambda: workers <= self._left, seconds)
 
     def wait_for_loss(self, seconds: float) -> int | None:
-        """Return the first worker that has ended; wait so long for the news."""
+        """Return the first worker that has ended; wait up to `seconds` for the report."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.ended), seconds)
             return next(iter(self.ended), None)
 
     def wait_until_cause_is_gone(self, seconds: float) -> None:
-        """Wait, so long at most, until the process is gone on account of which this one failed.
+        """Wait up to `seconds` until the process that made this one fail has ended.
 
-        That is the worker that was lost, or else one that failed by itself.
+        That is the worker that was lost, or else one that failed on its own.
         """
 
         def is_gone() -> bool:
@@ -207,9 +263,9 @@ class Link:
 
     @property
     def ended_after_loss(self) -> bool:
-        """Whether this worker has ended after the one that it had needed in vain.
+        """True if this worker ended after the one that it had waited for.
 
-        It knew of that one's end before it told its own: so two never wait for each other.
+        It knew of that end before it reported its own, so two workers never wait for each other.
         """
         return self.lost is not None and self.lost in (self._ended_before or ())
 
@@ -225,7 +281,7 @@ class Link:
 
     @property
     def all_finished(self) -> bool:
-        """Whether those who have ended have done so because there was nothing left to do."""
+        """True if the workers that have ended did so because there was nothing left to do."""
         return all(ended.finished for ended in self.ended.values())
 
     def _receive(self) -> None:
@@ -242,7 +298,7 @@ class Link:
             reason = "has lost the hub in its own process, which keeps the workers together"
         if self._refused is not None:
             reason = f"has ended the connection of {self._members.name}, which {self._refused}"
-        with self._changed:  # the hub is gone, and with it the first worker
+        with self._changed:  # the hub has ended, and with it the first worker
             self._broken = True
             self._note_end(Ended(0, reason))
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Who takes part in synchronous training, in order."""
+"""The workers that take part in synchronous training, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replicax.cluster._spec import shown
 from replicax.errors import ClusterError
 
 if TYPE_CHECKING:
-    from replicax.cluster.resolvers import ClusterResolver
+    from replicax.cluster.resolvers._resolver import ClusterResolver
 
 # The jobs whose tasks train, in the order of their process ids. Evaluators run alone, and
 # parameter servers do not train.
@@ -20,7 +20,7 @@ _TRAINING_JOBS = ("chief", "master", "worker")
 @final
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a worker is to be found."""
+    """The address of a worker."""
 
     host: str
     port: int
@@ -29,7 +29,7 @@ class Address:
     def parse(cls, text: str) -> Address:
         host, separator, port = text.rpartition(":")
         try:
-            host.encode("idna")  # as the system does that looks it up
+            host.encode("idna")  # as the system does when it looks the name up
             valid = bool(separator and host and port.isdecimal() and 0 < int(port) < 65536)
         except ValueError:  # a UnicodeError, or a number of thousands of digits
             valid = False
@@ -41,7 +41,7 @@ class Address:
         return cls(host.strip("[]"), int(port))
 
     def resolve(self) -> tuple[socket.AddressFamily, str]:
-        """The numeric address of the host; raises OSError if the name means nothing."""
+        """Return the numeric address of the host; raise OSError if the name means nothing."""
         if self.host == "localhost":  # which may mean ::1 on one machine and 127.0.0.1 on another
             return socket.AF_INET, "127.0.0.1"
         family, _, _, _, name = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
@@ -69,7 +69,7 @@ class Members:
 
     @classmethod
     def of(cls, resolver: ClusterResolver) -> Members | None:
-        """Those that `resolver` names; None if this process is on its own."""
+        """Return the workers that `resolver` names; None if this process is on its own."""
         spec = resolver.cluster_spec()
         tasks = [
             (job, task, spec.task_address(job, task))
@@ -116,19 +116,19 @@ class Members:
 
     @property
     def name(self) -> str:
-        """What this process is called."""
+        """The name of this process."""
         return self.names[self.index]
 
     @property
     def address(self) -> Address:
-        """Where this process is to be found."""
+        """The address of this process."""
         return self.addresses[self.index]
 
     @property
     def chief(self) -> Address:
-        """Where the first of them is, who keeps them together."""
+        """The address of the first worker, which keeps all of them together."""
         return self.addresses[0]
 
     def describe(self, index: int) -> str:
-        """For messages: "worker 1 (10.0.0.2:2222)"."""
+        """Describe a worker in a message: "worker 1 (10.0.0.2:2222)"."""
         return f"{self.names[index]} ({self.addresses[index]})"

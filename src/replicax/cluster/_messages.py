@@ -1,7 +1,8 @@
-"""The messages between the workers and the hub, and how they travel: one JSON object per line.
+"""The messages between the workers and the hub, and their format: one JSON object per line.
 
-JSON, because reading it runs no code, whoever sends it. A line is checked when it is read, against
-the fields of its class, so that the rest of the code handles values of known types.
+It is JSON because reading JSON runs no code, even from an untrusted sender. A line is checked
+against the fields of its class when it is read, so that the rest of the code handles values of
+known types.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from importlib import metadata
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 LARGEST_PUT = 16 * 1024 * 1024  # bytes of a message with a worker's value
-# Of any message: the hub passes values on in a slightly longer one.
+# The limit of any message: the hub passes values on in a slightly longer one.
 LARGEST_LINE = LARGEST_PUT + 4096
-# Why a worker takes no part any more, if there was nothing left to do.
+# The reason why a worker takes no part any more, if there was nothing left to do.
 FINISHED = "has finished its program"
 _LARGEST_NUMBER = 2**53  # JSON numbers are exact up to here in every reader
 
 
 class InvalidMessage(ValueError):
-    """A line is no message, or a message is too large to be sent; says why."""
+    """A line is not a message, or a message is too large to be sent; the text says why."""
 
 
 def versions() -> dict[str, str]:
@@ -53,7 +54,7 @@ class Unreached:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Whom a worker could not reach when it looked, in the collective of this number.
+    """The workers that one could not reach when it looked, in the collective of this number.
 
     `round` is 1 for the first look in it, 2 for one after another `timeout_seconds`, and so on.
     """
@@ -65,14 +66,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker is doing, sent every second."""
+    """The activity of a worker, sent every second."""
 
     number: int
     label: str
     waits: str | None
     seconds: float
     where: tuple[str, ...]
-    look: Look | None = None  # the last one, if it has had reason to look
+    look: Look | None = None  # the last one, if it had reason to look
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,12 @@ class TakeLeave:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """The worker was told to stop, and wants all to stop at the same step."""
+    """The worker was asked to stop, and wants all to stop at the same step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How often the worker's question whether to stop has been answered."""
+    """The number of the worker's questions whether to stop that have been answered."""
 
     calls: int
 
@@ -149,9 +150,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """A process that came for a place in the cluster was refused, while others still wait for it.
+    """A process that tried to join the cluster was refused, while others still wait for it.
 
-    The reason is a sentence, which begins with who it said it was.
+    The reason is a sentence that begins with the identity it claimed.
     """
 
     reason: str
@@ -164,7 +165,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One worker's value for a topic for which all have put theirs."""
+    """One worker's value for a topic to which all workers have contributed."""
 
     topic: str
     worker: int
@@ -190,7 +191,7 @@ class Ended:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended because there was nothing left to do."""
+        """True if it has ended because there was nothing left to do."""
         return self.finished_after is not None
 
 
@@ -210,7 +211,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What the hub knows of one worker."""
+    """The hub's knowledge of one worker."""
 
     silent: float  # seconds since it was last heard of
     report: Report | None
@@ -219,7 +220,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the hub knows: of each worker, whose values are missing, and who has not come yet."""
+    """The hub's state: of each worker, the missing values, and the workers yet to arrive."""
 
     workers: tuple[WorkerState, ...]
     missing: dict[str, tuple[int, ...]]
@@ -228,7 +229,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """A request to answer no more questions before it is known where to stop."""
+    """A request to answer no further questions until the stopping point is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,7 @@ def _object(kind: Any, content: Any, where: str) -> Any:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, object]:
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
 
@@ -312,7 +313,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _checked(hint: Any, value: Any, where: str) -> Any:
     """Return `value` as the type that an annotation of a message says."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):  # only ever with None
+    if origin in (Union, types.UnionType):  # only with None
         return None if value is None else _checked(arguments[0], value, where)
     if is_dataclass(hint):
         return _object(hint, value, where)
@@ -323,7 +324,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if hint in (str, bool) and isinstance(value, hint):
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    in_range = is_number and abs(value) <= _LARGEST_NUMBER  # which is not so of NaN and infinity
+    in_range = is_number and abs(value) <= _LARGEST_NUMBER  # false for NaN and infinity
     if in_range and (hint is float or (hint is int and int(value) == value)):
         return hint(value)
     raise InvalidMessage(f"{where} must be {_name(hint)}; got {_shown(value)}")
@@ -333,8 +334,8 @@ def _name(hint: Any) -> str:
     return hint.__name__ if get_origin(hint) is None else str(hint)
 
 
-def _shown(value: Any) -> str:
-    """Return the beginning of what was received; a huge number cannot be shown at all."""
+def _shown(value: object) -> str:
+    """Return the beginning of the received text; a huge number cannot be shown at all."""
     try:
         return f"{value!r}"[:80]
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The ports of this process: which it may use, and on which it listens."""
+"""The ports that this process may use, and those on which it listens."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PortRange:
 
 @final
 class ReservedPort:
-    """A port of the first worker for JAX's service, which is listened on until that is to start.
+    """A port of the first worker for JAX's service, listened on until the service is to start.
 
     So the other workers can find out whether they reach it, and no other process takes it.
     """
@@ -117,7 +117,7 @@ def _bind_within(
 
 
 def _share(socket_: socket.socket) -> bool:
-    """Let others that ask for it too have the same port; return whether the system can."""
+    """Let other sockets that ask for it have the same port; return whether the system can."""
     if hasattr(socket, "SO_REUSEPORT"):
         socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         return True
@@ -125,9 +125,9 @@ def _share(socket_: socket.socket) -> bool:
 
 
 def _is_free(host: str, port: int, family: int) -> bool:
-    """Return whether no process has a port, nor one that would share it."""
+    """Return whether no process uses a port, not even one that would share it."""
     with socket.socket(family, socket.SOCK_STREAM) as alone:
-        # Connections of a process that is gone may be kept for a minute, and do not matter.
+        # Connections of a process that has ended may linger for a minute, and do not matter.
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             alone.bind((host, port))
@@ -212,13 +212,13 @@ def _only(ports: frozenset[int]) -> int | None:
 def _fence(host: str, allowed: PortRange) -> Iterator[None]:
     """Take the ports before a range for a while, because Linux goes up from a random port.
 
-    Those who come to lie on one of these get the first free port above, which is in the range:
+    A choice that falls on one of these gets the first free port above, which is in the range:
     with 256 of them it takes some 30 tries of 10 ms for 20 ports, and some 700 without.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as stack:
         for port in range(max(_LOWEST, allowed.first - _FENCE), allowed.first):
-            with contextlib.suppress(OSError):  # taken already, or no descriptor is left
+            with contextlib.suppress(OSError):  # already taken, or no file descriptor is left
                 taken = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
                 _share(taken)  # with other workers on this machine, which may start just now
                 taken.bind((host, port))

@@ -1,4 +1,4 @@
-"""What this worker is doing, for those who wait for it."""
+"""The activity of this worker, for the workers that wait for it."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ _LIBRARIES = tuple(
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is part of the program, and not of a library."""
+    """Tell whether a file is part of the program, and not of a library."""
     return not filename.startswith((*_LIBRARIES, "<frozen"))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """For what the program waits, and since when."""
+    """The thing that the program waits for, and since when."""
 
     label: str
     since: float
-    topic: str | None = None  # if it waits for what others have to say
+    topic: str | None = None  # if it waits for values of other workers
 
 
 @final
 class Progress:
-    """Counts what the workers do together: the numbers of all are the same at the same point."""
+    """A count of joint operations: at the same point, all workers have the same number."""
 
     def __init__(self) -> None:
         self._main = threading.main_thread().ident or 0
         self.number = 0
         self.label = "the start"
-        self.look: Look | None = None  # at whom this worker reaches
+        self.look: Look | None = None  # at the workers that this one reaches
         self._waiting: Waiting | None = None
         self._element_since: float | None = None
         self._reader: threading.Thread | None = None
@@ -61,7 +61,7 @@ class Progress:
 
     @contextmanager
     def together(self, label: str, topic: str | None = None) -> Iterator[Waiting]:
-        """Something for which the program needs all workers."""
+        """Note, for a `with` block, that the program needs all workers."""
         self.number += 1
         self._threads.add(threading.current_thread())
         self.label = label[:_LABEL]
@@ -77,7 +77,7 @@ class Progress:
 
     @contextmanager
     def for_element(self, reader: threading.Thread) -> Iterator[None]:
-        """The program waits for an element of a dataset, which a thread reads."""
+        """Note, for a `with` block, that the program waits for an element that a thread reads."""
         self._element_since, self._reader = time.monotonic(), reader
         try:
             yield
@@ -86,7 +86,7 @@ class Progress:
 
     @contextmanager
     def for_input(self, topic: str) -> Iterator[None]:
-        """A thread that reads ahead waits for the other workers' input."""
+        """Note, for a `with` block, that a thread that reads ahead waits for others' input."""
         self._input[topic] = Waiting("the input of a step", time.monotonic(), topic)
         try:
             yield
@@ -95,7 +95,7 @@ class Progress:
 
     @property
     def waiting(self) -> Waiting | None:
-        """For what it needs others, if it cannot go on without them.
+        """The operation that needs other workers, if the program cannot continue without them.
 
         A thread that reads ahead may wait as long as it likes while the program is busy.
         """
@@ -108,7 +108,7 @@ class Progress:
         return None
 
     def report(self) -> Report:
-        """Return what this worker is doing."""
+        """Return the current activity of this worker."""
         waiting = self.waiting
         return Report(
             number=self.number,
@@ -126,7 +126,7 @@ class Progress:
         reader = self._reader
         if reader is None or self._input:  # the input, if any, waits for that of other workers
             return where
-        # Where Grain reads in threads of its own, the user's code is in one of these.
+        # If Grain reads in threads of its own, the user's code runs in one of these.
         helpers = [each for each in threading.enumerate() if each.name.startswith("grain")]
         found = [_lines_of(thread.ident) for thread in (reader, *helpers)]
         lines = next((users for users, _ in found if users), found[0][1])[:_FRAMES]
@@ -134,7 +134,7 @@ class Progress:
 
 
 def _lines_of(thread: int | None) -> tuple[list[str], list[str]]:
-    """Return where a thread stands, innermost first: in the user's code, and in libraries."""
+    """Return the current lines of a thread, innermost first: the user's, and those of libraries."""
     frame = sys._current_frames().get(thread or 0)
     users: list[str] = []
     others: list[str] = []

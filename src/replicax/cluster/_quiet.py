@@ -1,4 +1,4 @@
-"""Keeps what a library in C++ writes to stdout out of the program's output."""
+"""A filter that keeps a C++ library's writes to stdout out of the program's output."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_lines(start: bytes) -> Iterator[None]:
-    """Drops the lines that begin with `start` of what comes to stdout; the rest comes at the end.
+    """Drop the lines on stdout that begin with `start`; the rest comes at the end.
 
-    Gloo tells stdout how many connections it has made, in each process, for each device.
+    Gloo prints on stdout how many connections it made, in each process, for each device.
     """
     sys.stdout.flush()
     try:

@@ -1,4 +1,4 @@
-"""Finds out which workers reach which, by connections that are closed at once."""
+"""A test of which workers reach which, by connections that are closed at once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Reach:
     """The ports at which the other workers must be reached, once they are known.
 
     Args:
-      members: Who takes part.
+      members: The processes that take part.
       timeout_seconds: How long workers wait for each other; a look takes half as long at most, so
-        that nobody who waits for its result takes this worker for lost.
+        that no worker that waits for its result takes this one for lost.
     """
 
     def __init__(self, members: Members, timeout_seconds: float) -> None:
@@ -34,7 +34,7 @@ class Reach:
         self._addresses: dict[int, Address] = {}
 
     def learn(self, addresses: Iterable[str | None]) -> None:
-        """Take over where the workers are, in their order; None for one that does not know."""
+        """Note where the workers are, in their order; None for one that does not know."""
         self._addresses = {
             worker: Address.parse(address)
             for worker, address in enumerate(addresses)
@@ -42,11 +42,11 @@ class Reach:
         }
 
     def look(self) -> tuple[Unreached, ...]:
-        """Return which of the other workers cannot be reached from here."""
+        """Return the workers that cannot be reached from here."""
         return unreached(self._addresses, self.seconds)
 
     def describe(self, failures: Iterable[tuple[int, Unreached]]) -> str:
-        """Return for a message who cannot reach whom; each failure with the worker that saw it."""
+        """Describe which worker cannot reach which; each failure with the worker that saw it."""
         names = self._members.names
         texts = [
             f"{self._members.describe(worker)} cannot reach {names[failure.worker]}'s port "

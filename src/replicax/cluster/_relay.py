@@ -1,11 +1,11 @@
 """A connection to JAX's coordination service that goes silent instead of breaking.
 
-The client of that service ends the whole process, with a trace of C++ and no word of who is to
-blame, in the moment in which it loses the connection (JAX 0.10.2; a callback in Python that could
+The client of that service ends the whole process, with a C++ trace that does not name the
+culprit, at the moment it loses the connection (JAX 0.10.2; a callback in Python that could
 prevent it fails in converting its argument). So when the first worker dies, all others would be
 dead before they can say why. They talk to the service through this relay, which lives in their
-own process: when the other side is gone it keeps quiet, and what has happened is found out and
-said by the watchdog.
+own process: when the other side has ended it keeps quiet, and the watchdog finds and
+reports the cause.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 64 * 1024
 
 @final
 class Relay:
-    """Listens on loopback, and passes on what comes to `target`."""
+    """A listener on loopback that forwards to `target`."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -30,12 +30,12 @@ class Relay:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address on which it listens."""
         host, port = self._listener.getsockname()[:2]
         return f"{host}:{port}"
 
     def close(self) -> None:
-        """Accept no more connections; those that there are end with the client."""
+        """Accept no more connections; those that exist end with the client."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
@@ -57,9 +57,9 @@ class Relay:
 
 
 def _serve(client: socket.socket, server: socket.socket) -> None:
-    """Pass on what the client says, until it ends the connection; then close both.
+    """Forward the client's messages until it ends the connection; then close both.
 
-    What it says after the service is gone is dropped: it must not notice.
+    Its messages after the service has ended are dropped: it must not notice.
     """
     with contextlib.suppress(OSError):
         while data := client.recv(_CHUNK_BYTES):
@@ -72,7 +72,7 @@ def _serve(client: socket.socket, server: socket.socket) -> None:
 
 
 def _answer(server: socket.socket, client: socket.socket) -> None:
-    """Pass on what the service says; when it is gone, keep quiet."""
+    """Forward the service's messages; when it has ended, keep quiet."""
     with contextlib.suppress(OSError):
         while data := server.recv(_CHUNK_BYTES):
             client.sendall(data)

@@ -1,4 +1,4 @@
-"""A thread for what may never come back."""
+"""A thread for programs that may never return."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _POLL_SECONDS = 0.25
 
 @final
 class Runner:
-    """Runs programs that need other workers in a thread of its own, one at a time.
+    """A thread that runs programs that need other workers, one at a time.
 
-    XLA waits for them in C++, where no exception and no signal reaches the one who called. This
-    way the program's own thread can be told that somebody is lost, and Ctrl-C works. It costs 0.1
-    ms a program.
+    XLA waits for them in C++, where no exception and no signal reaches the caller. This way the
+    program's own thread can learn that a worker is lost, and Ctrl-C works. It costs 0.1 ms per
+    program.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Runner:
         threading.Thread(target=self._run_all, name="replicax-programs", daemon=True).start()
 
     def run(self, program: Callable[[], Result], check: Callable[[], None]) -> Result:
-        """What `program` returns, or raises; calls `check` now and then, which may raise too."""
+        """Run `program`; call `check` now and then, which may raise too."""
         configured, done = thread_configuration(), threading.Lock()
         outcome: dict[str, Any] = {}
 
@@ -49,12 +49,12 @@ class Runner:
         while not done.acquire(timeout=_POLL_SECONDS):
             check()
         if "error" in outcome:
-            raise outcome.pop("error")  # whose traceback holds this frame, and so `outcome`
+            raise outcome.pop("error")  # its traceback holds this frame, and so `outcome`
         return outcome["result"]
 
     @property
     def busy(self) -> bool:
-        """Whether a program has not come back, which may be one that nobody waits for any more."""
+        """True while a program runs, even one that is no longer waited for."""
         return self._unfinished > 0
 
     def _run_all(self) -> None:

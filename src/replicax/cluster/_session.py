@@ -1,8 +1,9 @@
-"""This process as one of several workers: how they come together, agree, and part."""
+"""The process as one of several workers, which come together, agree, and part."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import itertools
 import os
@@ -11,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, final
 
 import jax
 
@@ -21,7 +22,7 @@ from replicax.cluster._forking import hold_until_exit
 from replicax.cluster._hub import Hub
 from replicax.cluster._hub_service import HubService
 from replicax.cluster._joining import bring_together
-from replicax.cluster._link import Link
+from replicax.cluster._link import Exchange, Link
 from replicax.cluster._members import Members
 from replicax.cluster._messages import Failed, Finished, TakeLeave
 from replicax.cluster._ports import PortRange, ReservedPort
@@ -40,14 +41,17 @@ from replicax.errors import (
     WorkerLost,
 )
 
+if TYPE_CHECKING:
+    from replicax._typing import Json
+
 DEFAULT_TIMEOUT_SECONDS = 300.0
-# How long to wait for the news of who was lost, after a collective has failed.
+# How long to wait for the report of the lost worker, after a collective has failed.
 _NEWS_SECONDS = 10.0
 _FAREWELL_SECONDS = 2.0
-# How long a worker that failed on account of another lets that one end first, so that whoever has
-# started them sees the cause first.
+# How long a worker that failed because of another lets that one end first, so that whatever
+# has started them sees the cause first.
 _CAUSE_SECONDS = 10.0
-# What any part of the start may take on busy machines if all workers are well.
+# The time that any part of the start may take on busy machines if all workers are healthy.
 _LEAST_START_SECONDS = 10.0
 _SHOWN = 300  # characters of what differs
 _LONGEST_LINE = (
@@ -58,12 +62,12 @@ _current: Session | None = None
 
 
 def session() -> Session | None:
-    """The session of this process, if it is a worker among several."""
+    """Return the session of this process, if it is a worker among several."""
     return _current
 
 
 def current() -> Session:
-    """The session of this process, for what only one among several workers comes to."""
+    """Return the session of this process; raise if it is not a worker among several."""
     if _current is None:
         raise StartFailed(
             "The devices belong to several processes, and these were not brought together by "
@@ -73,7 +77,7 @@ def current() -> Session:
 
 
 def join(members: Members, timeout_seconds: float | None) -> Session:
-    """Brings this process together with the other workers; once, and for as long as it lives."""
+    """Bring this process together with the other workers; once, and for as long as it lives."""
     global _current
     if _current is None:
         _current = Session(members, timeout_seconds or DEFAULT_TIMEOUT_SECONDS)
@@ -91,8 +95,14 @@ def join(members: Members, timeout_seconds: float | None) -> Session:
     return _current
 
 
+class Postponed(Protocol):
+    """Something that the workers agree on later than they could, together with more of its kind."""
+
+    def agree(self) -> None: ...
+
+
 class Closed(Exception):
-    """A thread that reads ahead was told to end while it waited."""
+    """A prefetching thread was asked to end while it waited."""
 
 
 @final
@@ -104,6 +114,8 @@ class Session:
         self.timeout_seconds = timeout_seconds
         self.progress = Progress()
         self._counters: dict[str, int] = {}
+        self._postponed: Postponed | None = None
+        self._agreeing = threading.RLock()  # re-entrant, as what was postponed has meetings too
         self._failed = self._secondary = self._preempted = False
         self._uncaught: Uncaught | None = None  # once the workers have come together
         self._left_behind: str | None = None
@@ -124,15 +136,17 @@ class Session:
         self._runner = Runner()
         reach = Reach(members, timeout_seconds)
         self._watchdog = Watchdog(members, self._link, self.progress, timeout_seconds, reach)
-        atexit.register(self._leave)  # after JAX has registered its own end, so before that comes
+        atexit.register(self._leave)  # registered after JAX's own, so called before it
         try:
-            starting.require_address(members, members.index)  # here, where all are told
+            starting.require_address(members, members.index)  # here, where all get the error
             coordinator = self._welcomed(deadline)
-            bring_together(members, coordinator, reserved, allowed, reach, self.meet, self._start)
+            bring_together(
+                members, coordinator, reserved, allowed, reach, self.all_gather, self._start
+            )
         except BaseException as error:
             self._say_farewell(error)
             self._watchdog.close()
-            # At exit, a worker that failed on account of another hears by it when that one is gone.
+            # At exit, a worker that failed because of another learns from this when that one ends.
             if self._hub is not None and not self._secondary:
                 self._hub.close()
             raise
@@ -144,15 +158,16 @@ class Session:
     # Working together.
 
     def number(self, kind: str) -> int:
-        """Counts things of a kind: the n-th is the same thing on all workers."""
+        """Count things of a kind: the n-th is the same thing on all workers."""
         self._counters[kind] = self._counters.get(kind, -1) + 1
         return self._counters[kind]
 
-    def meet(self, label: str, value: Any = None) -> list[Any]:
-        """What all workers bring to a meeting for `label`, in their order.
+    def all_gather(self, label: str, value: object = None) -> list[Json]:
+        """Return the values that all workers give for `label`, in their order.
 
-        If they have come for different things, all of them are told.
+        If they have come for different things, it raises on all of them.
         """
+        self.catch_up()
         topic = f"meeting/{self.number('meeting')}"
         with self.progress.together(label, topic) as waiting:
             self._require_all(waiting)
@@ -166,19 +181,40 @@ class Session:
         if len(set(labels)) > 1:
             raise CollectiveMismatch(
                 "The workers do not agree on what to do together: "
-                f"{self._side_by_side([f'came for {each}' for each in labels])}. Every worker has "
-                "to do the same, in the same order; look for a condition that depends on the "
+                f"{self._side_by_side([f'came for {each}' for each in labels])}. Every worker "
+                "must do the same, in the same order; look for a condition that depends on the "
                 "worker or on its data."
             )
         return [item["value"] for item in brought]
 
+    def postponed(self, make: Callable[[], Postponed]) -> Any:
+        """Return the value agreed on before the workers' next collective; make it if need be."""
+        if self._postponed is None:
+            self._postponed = make()
+        return self._postponed
+
+    def catch_up(self) -> None:
+        """Agree on postponed values.
+
+        Everything that waits for other workers does this first, because one of them may be waiting
+        for it already: for example, one that has read a variable.
+        """
+        with self._agreeing:
+            postponed, self._postponed = self._postponed, None  # its own meetings call this too
+            try:
+                if postponed is not None:
+                    postponed.agree()
+            except BaseException:
+                self._postponed = postponed  # something of it may be left
+                raise
+
     def agree_on_program(self, label: str, facts: dict[str, str], text: str) -> None:
-        """Makes sure that all workers are about to run the same program.
+        """Make sure that all workers are about to run the same program.
 
         `facts` are compared one by one; `text`, which may be long, by its fingerprint first.
         """
         fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        everyones = self.meet(label, {**facts, "programs": fingerprint})
+        everyones = self.all_gather(label, {**facts, "programs": fingerprint})
         for aspect in (*facts, "programs"):
             if len({each.get(aspect) for each in everyones}) == 1:
                 continue
@@ -193,29 +229,38 @@ class Session:
             )
 
     def _compare_lines(self, label: str, text: str) -> list[str]:
-        """Everybody's first line of `text` that is not the same for all."""
+        """Return, of each worker's `text`, the first line that is not the same for all."""
         lines = text.splitlines()
-        digests = self.meet(f"comparing {label}", [zlib.crc32(line.encode()) for line in lines])
+        digests = self.all_gather(
+            f"comparing {label}", [zlib.crc32(line.encode()) for line in lines]
+        )
         rows = itertools.zip_longest(*digests)
         place = next(place for place, row in enumerate(rows) if len(set(row)) > 1)
         own = lines[place][:_LONGEST_LINE] if place < len(lines) else ""
-        return self.meet(f"showing line {place} of {label}", own)
+        return self.all_gather(f"showing line {place} of {label}", own)
 
-    def exchange(self, topic: str, value: Any, closed: threading.Event) -> list[Any]:
-        """For threads that read ahead: everybody's value, unless it is `closed` before."""
+    def put_input(self, topic: str, value: object) -> Exchange:
+        """Publish a value to all workers, without waiting for theirs; for prefetching threads."""
+        return self._link.put(topic, "the input of a step", value)
+
+    def wait_for_input(self, exchange: Exchange, closed: threading.Event) -> list[Json]:
+        """Return all workers' values, or raise `Closed`; for threads that read ahead."""
 
         def check() -> None:
             if closed.is_set():
                 raise Closed
             waiting = self.progress.waiting
-            if waiting is not None and waiting.topic == topic:
+            if waiting is not None and waiting.topic == exchange.topic:
                 self._check(waiting)
 
-        with self.progress.for_input(topic):
-            return self._link.exchange(topic, "the input of a step", value, check)
+        with self.progress.for_input(exchange.topic):
+            return exchange.wait(check)
 
     def run(self, label: str, program: Callable[[], Result]) -> Result:
-        """What a program returns that all workers run; a failure of it names the culprit."""
+        """Run a program that all workers run; a failure names the culprit.
+
+        `catch_up` comes before it, and before any lock that programs need.
+        """
         return self._run(label, program, self._check)
 
     def _run(
@@ -226,7 +271,7 @@ class Session:
                 self._require_all(waiting)
                 return self._runner.run(program, lambda: check(waiting))
             except BaseException as error:
-                if self._runner.busy:  # it goes on without this worker having its results
+                if self._runner.busy:  # it continues, and this worker ignores its results
                     self._left_behind = label
                 if isinstance(error, ReplicaxError) or "gloo" not in str(error).lower():
                     raise
@@ -236,7 +281,7 @@ class Session:
                 self._watchdog.raise_loss(label, list(self._link.ended), error)
 
     def _check(self, waiting: Waiting) -> None:
-        """Raise `WorkerLost` if it is waited for in vain; say now and then that it goes on."""
+        """Raise `WorkerLost` if the wait is hopeless; report periodically that it continues."""
         if self._watchdog.check(waiting):
             self._say(
                 f"has waited {time.monotonic() - waiting.since:.0f} s in {waiting.label} "
@@ -256,19 +301,19 @@ class Session:
     # Preemption.
 
     def preempt(self) -> None:
-        """Asks all workers to stop."""
+        """Ask all workers to stop."""
         if not self._preempted:
             self._preempted = True
             self._link.agreed_stop.request()
 
     def stop_requested(self) -> bool:
-        """Whether all workers stop at this question; see `rx.preemption.requested`."""
+        """Tell whether all workers stop at this question; see `rx.preemption.requested`."""
         with self.progress.together("asking whether to stop") as waiting:
             return self._link.agreed_stop.asked(lambda: self._check(waiting))
 
     # Coming together.
 
-    def _start(self, label: str, program: Callable[[], Any]) -> None:
+    def _start(self, label: str, program: Callable[[], object]) -> None:
         """Run a part of the start that waits for all workers, for `timeout_seconds` at most."""
 
         def check(waiting: Waiting) -> None:
@@ -292,14 +337,14 @@ class Session:
             ) from error
 
     def _welcomed(self, deadline: float) -> str:
-        told, turned_away = False, None
+        notified, turned_away = False, None
         while True:
             left = max(0.0, deadline - time.monotonic())
             coordinator = self._link.wait_for_welcome(min(left, NOTICE_SECONDS), turned_away)
             if coordinator is not None:
                 return coordinator
             if turned_away is None and self._link.turned_away is not None:
-                # Whoever is missing has most likely been here. If not, it comes about now.
+                # The missing worker has most likely been here. If not, it comes about now.
                 turned_away = self._link.turned_away
                 deadline = min(deadline, time.monotonic() + NOTICE_SECONDS)
                 self._say(f"waits for others. {turned_away}".removesuffix("."))
@@ -318,14 +363,14 @@ class Session:
                     f"{self.members.name} still waits for {missing}. Start as many processes as "
                     "the cluster names, each with its own task index."
                 )
-            if not told:
-                told = True
+            if not notified:
+                notified = True
                 self._say(f"waits for {missing} to start")
 
-    # Parting.
+    # Leaving.
 
     def _say_farewell(self, error: BaseException, where: str = "") -> None:
-        """Tell the others that the program has failed, and with what."""
+        """Tell the others that the program has failed, and the error."""
         lost = isinstance(error, WorkerLost) and self._link.lost is not None
         summary = f"{type(error).__name__}: {error}".splitlines()[0][:2000].removesuffix(".")
         reason = f"failed: {summary}{where or place_of(error)}"
@@ -338,8 +383,8 @@ class Session:
         self._link.say_farewell(Failed(reason, secondary), _FAREWELL_SECONDS)
 
     def _leave(self) -> None:
-        """At exit. The first worker is the last to go, because JAX's service is in its process."""
-        if os.getpid() != self._process:  # a child that was forked, and is no worker
+        """Part from the others at exit; the first worker goes last, as it runs JAX's service."""
+        if os.getpid() != self._process:  # a child that was forked, and is not a worker
             _jax_compat.abandon_distributed_runtime()
             return
         interrupted = False
@@ -363,11 +408,11 @@ class Session:
         if interrupted:
             self._end_at_once(130, "it was interrupted")
         if self._runner.busy:
-            # A program may wait in XLA for somebody who is lost. JAX would wait for it in turn, and
-            # the thread that runs it would abort the process when the interpreter is gone.
+            # A program may wait in XLA for a worker that is lost. JAX would wait for it in turn,
+            # and the thread that runs it would abort the process once the interpreter has ended.
             self._end_at_once(1, "it left a program behind")
         if failure is not None and failure[1] is not threading.main_thread():
-            # Python would end as if all were well.
+            # Python would exit as if nothing had gone wrong.
             self._end_at_once(1, f"its thread {failure[1].name!r} failed")
 
     def _end_at_once(self, code: int, reason: str) -> NoReturn:
@@ -377,6 +422,9 @@ class Session:
 
     def _take_leave(self) -> None:
         others = set(range(self.members.count)) - {self.members.index}
+        if not self._failed:
+            with contextlib.suppress(Exception):  # another worker failed, and reports it itself
+                self.catch_up()
         if self._failed or not self._finish_with(others):
             _jax_compat.abandon_distributed_runtime()
             return
@@ -386,12 +434,12 @@ class Session:
         self._link.send(TakeLeave())
 
     def _finish_with(self, others: set[int]) -> bool:
-        """Waits until all have finished; False if one of them is lost.
+        """Wait until all have finished; return False if one of them is lost.
 
         They may take as long as they like, if they are alive.
         """
         self._link.say_farewell(Finished(self.progress.number), _FAREWELL_SECONDS)
-        told = False
+        notified = False
         while not self._link.wait_until_ended(others, NOTICE_SECONDS):
             state = self._link.state(NOTICE_SECONDS)
             if state is None:
@@ -402,8 +450,8 @@ class Session:
                 self._say("has finished, and does not wait any longer for workers that are silent")
                 return False
             late = sorted(others - self._link.ended.keys())
-            if late and not told:
-                told = True
+            if late and not notified:
+                notified = True
                 names = ", ".join(self.members.describe(worker) for worker in late)
                 self._say(f"has finished, and waits for {names}")
         return self._link.all_finished
@@ -412,7 +460,7 @@ class Session:
         print(f"replicax: {self.members.name} {text}.", file=sys.stderr, flush=True)
 
     def _side_by_side(self, texts: list[str]) -> str:
-        """What each worker said; those that said the same in one go."""
+        """Return each worker's answer; workers with the same answer are named together."""
         groups: dict[str, list[str]] = {}
         for name, text in zip(self.members.names, texts, strict=True):
             groups.setdefault(text, []).append(name)
@@ -420,7 +468,7 @@ class Session:
 
 
 def _first_difference(texts: list[str]) -> list[str]:
-    """Of texts of several lines, the first lines that differ, from where they do."""
+    """Return the first lines in which the texts differ, from where they do."""
     rows = itertools.zip_longest(*(text.splitlines() for text in texts), fillvalue="")
     lines = next((row for row in rows if len(set(row)) > 1), None)
     if lines is None:

@@ -13,12 +13,12 @@ ClusterLike: TypeAlias = "ClusterSpec | Mapping[str, Any]"
 
 _EXAMPLE = '{"worker": ["host0:2222", "host1:2222"]}'
 _LONGEST = 120
-# A job is a list up to its last task, so that a slip of the pen must not take all memory.
+# A job is a list up to its last task, so a mistyped index must not take all memory.
 LARGEST_INDEX = 10**6
 
 
 class ClusterSpec:
-    """Which address each task of each job has.
+    """The address of each task of each job.
 
     Args:
       cluster: A dict of job names to lists of addresses, or to dicts of task indices to addresses
@@ -34,7 +34,7 @@ class ClusterSpec:
 
     def __init__(self, cluster: ClusterLike) -> None:
         if isinstance(cluster, ClusterSpec):
-            # Nobody changes these dicts, so that they can be shared.
+            # These dicts are never changed, so they can be shared.
             self._tasks: dict[str, dict[int, str]] = cluster._tasks
         elif isinstance(cluster, Mapping):
             self._tasks = {_checked_name(job): _checked_job(job, cluster[job]) for job in cluster}
@@ -50,15 +50,15 @@ class ClusterSpec:
         return list(self._tasks)
 
     def num_tasks(self, job_name: str) -> int:
-        """The number of tasks of a job that are known."""
+        """Return the number of known tasks of a job."""
         return len(self._job(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """The indices of the tasks of a job, in order."""
+        """Return the indices of the tasks of a job, in order."""
         return list(self._job(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """The address of a task."""
+        """Return the address of a task."""
         job = self._job(job_name)
         if task_index not in job:
             raise ClusterError(
@@ -68,7 +68,7 @@ class ClusterSpec:
         return job[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """The addresses of a job by task index; None where the task is not known.
+        """Return the addresses of a job by task index; None where the task is not known.
 
         >>> import replicax as rx
         >>> rx.ClusterSpec({"worker": {1: "host1:2222"}}).job_tasks("worker")
@@ -78,12 +78,12 @@ class ClusterSpec:
         return [job.get(index) for index in range(max(job, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """The jobs as a dict that may be changed: lists where every task is known, else dicts.
+        """Return the jobs as a dict that may be changed: lists if every task is known, else dicts.
 
         A job without tasks is an empty dict, as in the reference.
         """
         return {
-            # Indices are in order, so all are there if the last is the number of those before it.
+            # Indices are in order, so none is missing if the last is the number of those before it.
             job: list(tasks.values()) if tasks and max(tasks) == len(tasks) - 1 else dict(tasks)
             for job, tasks in self._tasks.items()
         }
@@ -107,7 +107,7 @@ class ClusterSpec:
 
 
 def shown(value: object) -> str:
-    """The value as error messages show it, shortened: a TF_CONFIG may go on for pages.
+    """Return the value as error messages show it, shortened: a TF_CONFIG may be pages long.
 
     >>> from replicax.cluster._spec import shown
     >>> shown("a" * 200)[-6:]
@@ -121,7 +121,7 @@ def shown(value: object) -> str:
 
 
 def as_index(value: object) -> int | None:
-    """The task index that `value` means, also as a string of digits; None if it means none.
+    """Return the task index that `value` means, also as a string of digits; None if it means none.
 
     >>> from replicax.cluster._spec import as_index
     >>> as_index("3"), as_index(-1), as_index(True)

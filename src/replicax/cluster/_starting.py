@@ -1,4 +1,4 @@
-"""How a process finds the other workers, and JAX's processes each other."""
+"""The start: a process finds the other workers, and JAX's processes find each other."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from replicax.cluster._ports import PortRange, listen_within
 from replicax.cluster._relay import Relay
 from replicax.errors import StartFailed
 
-NOTICE_SECONDS = 5.0  # after which somebody who waits says for whom
+NOTICE_SECONDS = 5.0  # after which a waiting worker says what it waits for
 _RETRY_SECONDS = 0.1
 # JAX's service would end processes that do not report to it in time. Who is alive is watched here.
 _NO_HEARTBEAT_SECONDS = 10**7
-# Whoever calls has a limit, and knows whom to blame; JAX's own would end the process.
+# The caller has a limit, and knows whom to blame; JAX's own would end the process.
 _NO_LIMIT_SECONDS = 10**7
 _NO_LIMIT_MINUTES = 10**5
 
@@ -74,8 +74,8 @@ def _is_of_this_machine(address: str) -> bool:
 
 
 def connect(members: Members, deadline: float, say: Callable[[str], None]) -> socket.socket:
-    """A connection to the first worker, who may start later than this one."""
-    started, told = time.monotonic(), False
+    """Return a connection to the first worker, which may start later than this one."""
+    started, notified = time.monotonic(), False
     here = ""
     chief = members.chief.resolved()
     if chief is not None and _is_loopback(chief):
@@ -96,14 +96,14 @@ def connect(members: Members, deadline: float, say: Callable[[str], None]) -> so
                 f"{now - started:.0f} s: {reason}. Is it running, is the address right, and "
                 f"does the network let this port through?{here}"
             )
-        if not told and now - started > NOTICE_SECONDS:
-            told = True
+        if not notified and now - started > NOTICE_SECONDS:
+            notified = True
             say(f"waits for {members.describe(0)}: {reason}.{here}".removesuffix("."))
         time.sleep(_RETRY_SECONDS)
 
 
 def join_jax(members: Members, coordinator: str) -> None:
-    """Have JAX bring the processes together; waits for all, without a limit of its own."""
+    """Make JAX bring the processes together; wait for all of them, without a timeout of its own."""
     address, bind, relay = coordinator, coordinator, None
     if members.index != 0:
         host, _, port = coordinator.rpartition(":")
@@ -135,7 +135,7 @@ def join_jax(members: Members, coordinator: str) -> None:
 
 
 def listen_for_gloo(members: Members, allowed: PortRange | None) -> str | None:
-    """Have Gloo listen; return where, or None if that cannot be found out."""
+    """Make Gloo listen; return the address, or None if it cannot be found out."""
 
     def make() -> Any:
         try:
@@ -149,6 +149,7 @@ def listen_for_gloo(members: Members, allowed: PortRange | None) -> str | None:
         raise _cannot_listen(members, error) from None
     collectives, port = listen_within(make, host, allowed)
     _jax_compat.use_cpu_collectives(collectives)
+    _jax_compat.keep_programs_of_all_workers()
     return None if port is None else str(Address(host, port))
 
 
@@ -161,12 +162,12 @@ def _cannot_listen(members: Members, error: Exception) -> StartFailed:
 
 
 def start_backend() -> None:
-    """Have JAX look for devices, those of all workers: it waits for everybody to tell its own."""
+    """Make JAX look for the devices of all workers: it waits for each to tell its own."""
     jax.devices()
 
 
 def first_collective() -> None:
-    """Run a program of all devices: those that cannot work together are found out by it."""
+    """Run a program on all devices, which finds those that cannot work together."""
     devices = np.array(jax.devices())
     everywhere = NamedSharding(Mesh(devices, ("device",)), PartitionSpec())
     split = NamedSharding(everywhere.mesh, PartitionSpec("device"))
@@ -177,7 +178,7 @@ def first_collective() -> None:
 
 
 def require_fresh_jax() -> None:
-    """Workers have to come together before JAX looks for devices."""
+    """Raise `StartFailed` if JAX has looked for devices: workers must come together first."""
     if jax.distributed.is_initialized():
         raise StartFailed(
             "`jax.distributed.initialize` was called by the program. The strategy does that "
@@ -195,7 +196,7 @@ def require_fresh_jax() -> None:
 
 
 def _reach_without_proxy(address: str) -> None:
-    """Keeps gRPC, which JAX's service speaks, from asking a proxy of the web for a worker."""
+    """Keep gRPC, which JAX's service speaks, from asking a web proxy for a worker."""
     proxies, exceptions = ("grpc_proxy", "https_proxy", "http_proxy"), "no_grpc_proxy"
     if any(os.environ.get(name) for name in proxies):
         host = address.rpartition(":")[0].strip("[]")
@@ -204,7 +205,7 @@ def _reach_without_proxy(address: str) -> None:
 
 
 def listen(members: Members) -> socket.socket:
-    """The first worker's socket: on loopback if its address is that, else on that address."""
+    """Return the first worker's socket: on loopback if that is its address, else on the address."""
     address = members.chief
     try:
         family, host = address.resolve()

@@ -20,7 +20,7 @@ class Uncaught:
 
     Args:
       progress: Knows which threads work together with other workers.
-      tell: Is called with an error that ends the program, before it is shown.
+      tell: Called with an error that ends the program, before it is shown.
     """
 
     def __init__(self, progress: Progress, tell: Callable[[BaseException], None]) -> None:
@@ -35,7 +35,7 @@ class Uncaught:
         threading.excepthook = self._on_error_in_thread
 
     def unnoticed(self) -> tuple[BaseException, threading.Thread] | None:
-        """Return, at exit, an error that has ended the program past `sys.excepthook`.
+        """Return, at exit, an error that ended the program without `sys.excepthook`.
 
         A thread that works with other workers ends the program if nothing was done together after
         it has failed. The error of the main thread is kept by Python for debuggers, also if the
@@ -49,7 +49,7 @@ class Uncaught:
         return error, threading.main_thread()
 
     def _on_error(self, kind: Any, error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() != self._process:  # a child that was forked, and is no worker
+        if os.getpid() != self._process:  # a child that was forked, and is not a worker
             self._excepthook(kind, error, trace)
             return
         self._noticed = True

@@ -1,4 +1,4 @@
-"""Says who is to blame when a worker waits in vain."""
+"""The watchdog, which names the worker to blame when another waits for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicax.cluster._reach import Reach
 from replicax.errors import WorkerLost
 
 _REPORT_SECONDS = 1.0
-# How long a collective may go on after somebody has ended, whose part in it may be done.
+# How long a collective may continue after a worker has ended, whose part may be done.
 _GRACE_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
 # A worker that has not reported for so long is stopped, or its machine is.
@@ -26,14 +26,14 @@ _LATE_SECONDS = 3.0
 
 @final
 class Watchdog:
-    """Reports in a thread what this worker does, and judges whether it waits in vain.
+    """A thread that reports this worker's activity, and judges whether its wait is hopeless.
 
     Args:
-      members: Who takes part.
+      members: The processes that take part.
       link: The connection to the hub.
       progress: What this worker does.
       timeout_seconds: How long to wait for a worker that is alive.
-      reach: Finds out whom this worker reaches.
+      reach: Finds out which workers this one reaches.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Watchdog:
         self._closed.set()
 
     def check(self, waiting: Waiting) -> bool:
-        """Raise `WorkerLost` if what is waited for is not going to come.
+        """Raise `WorkerLost` if the awaited value will not arrive.
 
-        Return whether it has just been found, after `timeout_seconds`, that nobody is to blame.
+        Return whether it has just been found, after `timeout_seconds`, that no worker is to blame.
         """
         now = time.monotonic()
         lost = self._lost(waiting)
@@ -74,7 +74,7 @@ class Watchdog:
             diagnosis = self._diagnosis(waiting)
             if diagnosis is not None:
                 raise WorkerLost(diagnosis)
-        if waiting.topic is None:  # which would come by the hub
+        if waiting.topic is None:  # otherwise it would arrive through the hub
             unreached = self._unreached()
             if unreached is None:
                 return False
@@ -89,16 +89,16 @@ class Watchdog:
         self._require_reach(waiting, unreached, cause)
 
     def require_all(self, waiting: Waiting) -> None:
-        """Raise `WorkerLost` if a worker has ended that is needed for what comes next."""
+        """Raise `WorkerLost` if a worker has ended that the next operation needs."""
         lost = self._lost(waiting)
         if lost:
             self.raise_loss(waiting.label, lost)
 
     def _lost(self, waiting: Waiting) -> list[int]:
-        """Return who has ended without having done its part in what is waited for.
+        """Return the workers that ended before doing their part in the awaited operation.
 
         A worker that has finished after a program of this number has done its part in it, if the
-        program communicates at all. To a meeting it cannot have come without this worker.
+        program communicates at all. It cannot have held a meeting without this worker.
         """
         return [
             ended.worker
@@ -113,7 +113,7 @@ class Watchdog:
     ) -> NoReturn:
         """Raise `WorkerLost` for the first of these; for one that followed another only if need be.
 
-        A worker that failed by itself comes before one that has finished, and that before one that
+        A worker that failed on its own comes before one that has finished, and that before one that
         failed because it needed one of the others.
         """
         ended = self._link.ended
@@ -132,7 +132,7 @@ class Watchdog:
     def _unreached(self) -> Sequence[tuple[int, Unreached]] | None:
         """Return which worker does not reach which other one; None while that is looked into.
 
-        Every worker that has waited in vain looks by itself, and reports what it has seen.
+        Every worker that has waited too long looks for itself, and reports what it saw.
         """
         number = self._progress.number
         if self._looking != number:
@@ -152,7 +152,7 @@ class Watchdog:
             if look.number == number and look.round >= self._round
         }
         late = time.monotonic() - self._looking_since > self._reach.seconds + _LATE_SECONDS
-        ended = self._link.ended  # and finished: what they had to do for others is done
+        ended = self._link.ended  # and finished: they have done their part for others
         if len(looks.keys() | ended.keys()) < self._members.count and not late:
             return None
         self._looking = None
@@ -185,14 +185,14 @@ class Watchdog:
             ) from cause
 
     def _diagnosis(self, waiting: Waiting) -> str | None:
-        """Who is to blame, and what everybody does; None if all are at work on the same thing."""
+        """Return the culprits, and the activity of all workers; None if all do the same."""
         state = self._link.state(_ANSWER_SECONDS)
         if state is not None and self._culprits(waiting, state):
-            # What it knows is up to a second old: somebody may have come in the meantime.
+            # The hub's state is up to a second old: a worker may have come in the meantime.
             time.sleep(1.5 * _REPORT_SECONDS)
             state = self._link.state(_ANSWER_SECONDS)
         if state is None and self._link.ended:
-            # The first worker has just judged too, and has said why it ends.
+            # The first worker has just decided too, and has reported why it ends.
             self.raise_loss(waiting.label, list(self._link.ended))
         culprits = [0] if state is None else self._culprits(waiting, state)
         if not culprits:
@@ -218,7 +218,7 @@ class Watchdog:
         return "\n".join(lines)
 
     def _culprits(self, waiting: Waiting, state: State) -> list[int]:
-        """Return who is silent, has not said what is waited for, or is in another program."""
+        """Return the workers that are silent, owe the awaited value, or run another program."""
         known = state.workers
         others = [w for w in range(len(known)) if w != self._members.index]
         silent = [w for w in others if known[w].silent > _SILENT_SECONDS]

@@ -17,7 +17,7 @@ UNREACHABLE_SECONDS = 15
 
 
 def configure(connection: socket.socket) -> None:
-    """Have messages go at once, and a machine that cannot be reached any more noticed."""
+    """Send messages at once, and notice a machine that cannot be reached any more."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -42,11 +42,11 @@ def is_cut(error: OSError) -> bool:
 
 
 # What is said, after its name, of a worker whose process has ended and has not said why.
-GONE = "is gone without a word: killed, crashed, or ended by os._exit"
+GONE = "exited without reporting an error: killed, crashed, or ended by os._exit"
 
 
 def unreachable(error: OSError) -> str:
-    """Return what is said of a worker whose connection was cut, after its name."""
+    """Return the end of the sentence about a worker whose connection was cut."""
     return (
         f"cannot be reached any more ({error.strerror}): its machine is down, or the network "
         "between is cut"
@@ -66,13 +66,13 @@ class Wire:
         self._sending = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Send a message; raise OSError if the other end is gone."""
+        """Send a message; raise OSError if the other end has closed."""
         line = encode(message)
         with self._sending:
             self._connection.sendall(line)
 
     def receive(self) -> Message | None:
-        """Return the next message; None when the other end is gone.
+        """Return the next message; None when the other end has closed.
 
         Raises OSError if its machine cannot be reached any more.
         """
@@ -87,7 +87,7 @@ class Wire:
             return None
 
     def close(self) -> None:
-        """End the connection, also for the thread that receives."""
+        """Close the connection, also for the receiving thread."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

@@ -1,4 +1,4 @@
-"""What replicas do together: one interface, an implementation for each execution."""
+"""The collectives of replicas: one interface, with an implementation for each execution."""
 
 from replicax.collectives._across_arrays import AcrossArrays
 from replicax.collectives._cross_device_ops import (
@@ -8,15 +8,20 @@ from replicax.collectives._cross_device_ops import (
     ReductionToOneDevice,
     require_cross_device_ops,
 )
-from replicax.collectives._dispatch import is_awaited, launch
+from replicax.collectives._dispatch import dispatch, is_awaited
+from replicax.collectives._first_workers import first_workers
 from replicax.collectives._in_program import InProgram
 from replicax.collectives._interface import Collectives, require_numeric
 from replicax.collectives._options import (
     CollectiveHints,
     CommunicationImplementation,
     CommunicationOptions,
+    Hints,
     merge_options,
 )
+from replicax.collectives._packing import PackRules, in_packs
+from replicax.collectives._reductions import reduction_of
+from replicax.collectives._regroup import agree_on_unknown_shapes, regroup
 
 __all__ = [
     "AcrossArrays",
@@ -26,12 +31,19 @@ __all__ = [
     "CommunicationOptions",
     "CrossDeviceOps",
     "HierarchicalCopyAllReduce",
+    "Hints",
     "InProgram",
     "NcclAllReduce",
+    "PackRules",
     "ReductionToOneDevice",
+    "agree_on_unknown_shapes",
+    "dispatch",
+    "first_workers",
+    "in_packs",
     "is_awaited",
-    "launch",
     "merge_options",
+    "reduction_of",
+    "regroup",
     "require_cross_device_ops",
     "require_numeric",
 ]

@@ -1,4 +1,4 @@
-"""How to reduce, as programs of the reference say it."""
+"""The reduction methods that programs for the reference can choose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CrossDeviceOps:
 
 @final
 class NcclAllReduce(CrossDeviceOps):
-    """Ask for NCCL, which XLA uses on NVIDIA's GPUs in any case.
+    """A request for NCCL, which XLA uses on NVIDIA's GPUs in any case.
 
     Args:
       num_packs: Checked, and of no effect.
@@ -30,7 +30,7 @@ class NcclAllReduce(CrossDeviceOps):
 
 @final
 class HierarchicalCopyAllReduce(CrossDeviceOps):
-    """Ask for a reduction within groups of devices, and then between these; XLA knows the links.
+    """A request to reduce within groups of devices, then between these; XLA knows the links.
 
     Args:
       num_packs: Checked, and of no effect.
@@ -42,7 +42,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
 @final
 class ReductionToOneDevice(CrossDeviceOps):
-    """Ask for values to be copied to one device, combined there, and copied back.
+    """A request to copy values to one device, combine them there, and copy them back.
 
     Args:
       reduce_to_device: Of no effect: every device gets the result by an all-reduce.
@@ -58,8 +58,8 @@ class ReductionToOneDevice(CrossDeviceOps):
             )
 
 
-def require_cross_device_ops(given: Any) -> None:
-    """Refuse what is no way to combine values over devices."""
+def require_cross_device_ops(given: object) -> None:
+    """Refuse anything but a way to combine values over devices."""
     if given is not None and not isinstance(given, CrossDeviceOps):
         raise InvalidType(
             "`cross_device_ops` must be an `rx.CrossDeviceOps`, such as `rx.NcclAllReduce()`, or "
@@ -67,6 +67,6 @@ def require_cross_device_ops(given: Any) -> None:
         )
 
 
-def _require_packs(num_packs: Any) -> None:
+def _require_packs(num_packs: object) -> None:
     if not isinstance(num_packs, int) or num_packs < 0:
         raise InvalidArgument(f"`num_packs` must be 0 or more; got {described(num_packs)}.")

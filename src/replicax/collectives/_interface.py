@@ -1,7 +1,8 @@
-"""The contract of collectives: everything that looks across replicas is written over it."""
+"""The interface of collectives, on which everything that looks across replicas is built."""
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,103 +15,115 @@ import numpy as np
 from replicax._describing import described
 from replicax._enums import ReduceOp, VariableAggregation
 from replicax.collectives._options import CommunicationOptions
+from replicax.collectives._reductions import Axes, Reduction, reduction_of
+from replicax.collectives._regroup import agree_on_shapes
 from replicax.errors import InvalidType, ShapeMismatch
-from replicax.values import Mirrored, PerReplica, Shape, describe_shapes, settle_shapes
+from replicax.values import Mirrored, PerReplica, Shape, describe_shapes
+
+_NUMBERS = (jnp.number, jnp.bool_)
 
 
 class Collectives(ABC):
-    """What can be made of per-replica values, whatever form these have in an execution."""
+    """The operations on per-replica values, in either execution."""
 
     @abstractmethod
     def reduce(
         self, op: ReduceOp, values: Sequence[PerReplica], options: CommunicationOptions
     ) -> list[Mirrored]:
-        """Combines each value over the replicas, all of them in one go."""
+        """Combine each value over the replicas, all values at once."""
+
+    @abstractmethod
+    def reduce_scatter(
+        self, op: ReduceOp, values: Sequence[PerReplica], axis: int, options: CommunicationOptions
+    ) -> list[PerReplica]:
+        """Combine each value over the replicas; of the result, each gets its part along `axis`.
+
+        This is the counterpart of `gather`: replica i of n gets the i-th of n equal parts.
+        """
 
     @abstractmethod
     def gather(self, value: PerReplica, axis: int, options: CommunicationOptions) -> Mirrored:
-        """The components one after another along `axis`."""
+        """Concatenate the components along `axis`."""
 
     @abstractmethod
     def broadcast(self, value: PerReplica) -> Mirrored:
-        """The first replica's component."""
+        """Bring the first replica's component to every replica."""
 
     @abstractmethod
-    def mirror(self, value: Any) -> Mirrored:
-        """One array, brought to every replica."""
+    def mirror(self, value: object) -> Mirrored:
+        """Bring one array to every replica."""
 
     @abstractmethod
     def as_mirrored(self, array: jax.Array) -> Mirrored:
-        """An array that every replica has already."""
+        """Return the value of an array that every replica has already."""
 
     @abstractmethod
-    def distribute(self, values: Sequence[Any]) -> PerReplica:
-        """`values[i]` for replica i."""
+    def distribute(self, values: Sequence[object]) -> PerReplica:
+        """Return a value with `values[i]` for replica i."""
 
-    def reduce_over(self, op: ReduceOp, value: PerReplica, axes: tuple[int, ...]) -> Mirrored:
-        """Combines over `axes` of each component as well; components may differ in size there."""
-
-        def local_sum(component: Any) -> jax.Array:
-            array = jnp.asarray(component)
-            if op is ReduceOp.MEAN:
-                array = array.astype(_mean_dtype(array.dtype))
-            return jnp.sum(array, axis=axes, dtype=result_dtype(op, array.dtype))
+    def reduce_over(self, op: ReduceOp, value: PerReplica, axes: Axes) -> Mirrored:
+        """Combine over `axes` of each component as well; components may differ in size there."""
+        reduction = reduction_of(op)
 
         def without_axes(shape: Shape) -> Shape:
             return tuple(size for axis, size in enumerate(shape) if axis not in axes)
 
-        settle_shapes([value], f"reduce {op.value} over axes {axes}")
-        sums = value.map(local_sum, without_axes)
-        (total,) = self.reduce(ReduceOp.SUM, [sums], CommunicationOptions())
-        if op is ReduceOp.SUM:
+        agree_on_shapes([value], f"reduce {op.value} over axes {axes}")
+        self._require_elements(op, value, axes)
+        parts = value.map(lambda part: reduction.part(jnp.asarray(part), axes), without_axes)
+        (total,) = self.reduce(reduction.parts or op, [parts], CommunicationOptions())
+        if reduction.finalize is None:
             return total
         count = self._count(value, axes)
         (sample, *_) = value.samples()
-        dtype = jnp.result_type(getattr(sample, "dtype", sample))
-        result = result_dtype(op, dtype)
-        return total.map(lambda array: (array / jnp.asarray(count, array.dtype)).astype(result))
+        dtype = reduction.dtype(jnp.result_type(getattr(sample, "dtype", sample)))
+        return total.map(
+            lambda array: reduction.finished(array, jnp.asarray(count, array.dtype)).astype(dtype)
+        )
 
-    def _count(self, value: PerReplica, axes: tuple[int, ...]) -> int | jax.Array:
-        """The number of elements over all replicas: a last partial batch weighs what it has."""
+    def _require_elements(self, op: ReduceOp, value: PerReplica, axes: Axes) -> None:
+        """Refuse a value without elements, if `op` cannot combine none."""
+        if reduction_of(op).needs_elements and self._count(value, axes) == 0:
+            raise ShapeMismatch(
+                f"`reduce {op.value}` over axes {axes} needs at least one element; got "
+                f"{describe_shapes(value.shapes)}."
+            )
+
+    def _count(self, value: PerReplica, axes: Axes) -> int | jax.Array:
+        """Count the elements over all replicas: a partial batch has the weight of its rows."""
         return sum(math.prod(shape[axis] for axis in axes) for shape in value.shapes)
 
     def aggregate(self, aggregation: VariableAggregation, value: PerReplica) -> Mirrored:
-        """Combines what the replicas write to a variable, or have in their copies of it."""
+        """Combine the replicas' writes to a variable, or their copies of it."""
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return self.broadcast(value)
         op = ReduceOp.parse(aggregation.value)
         return self.reduce(op, [value], CommunicationOptions())[0]
 
 
-def result_dtype(op: ReduceOp, dtype: Any) -> Any:
-    """Means of whole numbers are fractional, and sums of truth values are counts."""
-    if op is ReduceOp.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.result_type(float)
-    return jnp.dtype(jnp.int32) if dtype == jnp.bool_ else dtype
-
-
-def _mean_dtype(dtype: Any) -> Any:
-    """In which type the elements of a mean are added up: a sum of many halves overflows."""
-    dtype = result_dtype(ReduceOp.MEAN, dtype)
-    return jnp.promote_types(dtype, jnp.float32) if dtype.itemsize < 4 else dtype
-
-
-def require_numeric(value: Any, method: str) -> None:
-    """Refuses components that are no numbers."""
+def require_numeric(value: object, method: str, reduction: Reduction | None = None) -> None:
+    """Refuse components that are not numbers, or not of a kind that `reduction` can combine."""
+    kinds = _NUMBERS if reduction is None else reduction.kinds
     components = value.samples() if isinstance(value, PerReplica) else (value,)
     for component in components:
         dtype = getattr(component, "dtype", None)
         if dtype is None:
             dtype = np.asarray(component).dtype
-        if not (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)):
+        if not _is_of(dtype, kinds):
+            names = ", ".join(kind.__name__ for kind in kinds)
             raise InvalidType(
-                f"`{method}` combines numbers; got {described(component)} of type "
+                f"`{method}` combines numbers ({names}); got {described(component)} of type "
                 f"{type(component).__name__} (dtype {dtype})."
             )
 
 
+@functools.lru_cache(maxsize=256)  # every eager reduction asks it of each value
+def _is_of(dtype: Any, kinds: tuple[Any, ...]) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in kinds)
+
+
 def require_alike(value: PerReplica, method: str) -> None:
-    """Refuses components of different shape or dtype."""
+    """Refuse components of different shape or dtype."""
     samples = value.samples()
     dtypes = [jnp.result_type(getattr(sample, "dtype", sample)) for sample in samples]
     if len(set(dtypes)) > 1:
@@ -123,8 +136,18 @@ def require_alike(value: PerReplica, method: str) -> None:
         )
 
 
+def require_scatterable(value: PerReplica, axis: int, replicas: int) -> None:
+    """Check that components can be divided along `axis`, into one part per replica."""
+    shape = value.shapes[0]
+    if not 0 <= axis < len(shape) or shape[axis] % replicas:
+        raise ShapeMismatch(
+            f"`reduce_scatter` along axis {axis!r} needs values whose size there can be divided "
+            f"by {replicas}, the number of replicas; got {describe_shapes(value.shapes)}."
+        )
+
+
 def require_gatherable(value: PerReplica, axis: int) -> None:
-    """Checks that components can be put one after another along `axis`."""
+    """Check that components can be concatenated along `axis`."""
     shapes = value.shapes
     seen = describe_shapes(shapes)
     if any(not shape for shape in shapes):

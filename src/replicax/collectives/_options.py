@@ -1,10 +1,10 @@
-"""How the caller would like a collective to be carried out."""
+"""The caller's options for a collective."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
@@ -14,7 +14,7 @@ from replicax.errors import InvalidArgument
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which library should carry the data. XLA chooses; RING and NCCL are preferences."""
+    """The library that should carry the data. XLA chooses; RING and NCCL are preferences."""
 
     AUTO = "AUTO"
     RING = "RING"
@@ -37,10 +37,10 @@ class CollectiveHints:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationOptions:
-    """Like `CollectiveHints`, with the implementation to prefer.
+    """Hints such as `CollectiveHints`, and the implementation to prefer.
 
-    With `dtype="bfloat16"` (or "float16"), float32 values are summed in that type: half the bytes,
-    and a relative error of up to some 1e-2. Off unless asked for.
+    With `dtype="bfloat16"` (or "float16"), float32 values are reduced in that type: half the bytes,
+    and a relative error of up to some 1e-2. It is off by default.
     """
 
     bytes_per_pack: int = 0
@@ -48,36 +48,39 @@ class CommunicationOptions:
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
     dtype: str | None = None
 
-    def wire_dtype(self, dtype: Any) -> Any:
-        """The type in which values of `dtype` are combined."""
+    def wire_dtype(self, dtype: object) -> Any:
+        """Return the type in which values of `dtype` are combined."""
         return jnp.dtype(self.dtype) if self.dtype and dtype == jnp.float32 else dtype
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, "bfloat16", "float16"):
             raise InvalidArgument(
-                f'`dtype` has to be None, "bfloat16" or "float16"; got {self.dtype!r}.'
+                f'`dtype` must be None, "bfloat16" or "float16"; got {self.dtype!r}.'
             )
         _check(self.bytes_per_pack, self.timeout_seconds)
         if not isinstance(self.implementation, CommunicationImplementation):
             raise InvalidArgument(
-                "`implementation` has to be a CommunicationImplementation; got "
+                "`implementation` must be a CommunicationImplementation; got "
                 f"{self.implementation!r}."
             )
 
 
 def _check(bytes_per_pack: int, timeout_seconds: float | None) -> None:
     if bytes_per_pack < 0:
-        raise InvalidArgument(f"`bytes_per_pack` has to be 0 or more; got {bytes_per_pack!r}.")
+        raise InvalidArgument(f"`bytes_per_pack` must be 0 or more; got {bytes_per_pack!r}.")
     if timeout_seconds is not None:
         require_seconds("`timeout_seconds`", timeout_seconds, zero=False)
 
 
+Hints: TypeAlias = CommunicationOptions | CollectiveHints | None
+
+
 def merge_options(
-    options: CommunicationOptions | CollectiveHints | None,
-    hints: CommunicationOptions | CollectiveHints | None,
+    options: Hints,
+    hints: Hints,
     usual: CommunicationOptions,
 ) -> CommunicationOptions:
-    """One set of options out of the two keywords that mean the same, or else the usual ones."""
+    """Return the options given by one of two keywords that mean the same, or the usual ones."""
     if options is not None and hints is not None:
         raise InvalidArgument("Give either `options` or `experimental_hints`, not both.")
     given = hints if options is None else options
@@ -88,5 +91,5 @@ def merge_options(
     if isinstance(given, CollectiveHints):
         return CommunicationOptions(given.bytes_per_pack, given.timeout_seconds)
     raise InvalidArgument(
-        f"Options have to be CommunicationOptions or CollectiveHints; got {described(given)}."
+        f"Options must be CommunicationOptions or CollectiveHints; got {described(given)}."
     )

@@ -1,4 +1,4 @@
-"""Small arrays travel together."""
+"""Packs, in which small arrays travel together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SMALL, _PACK = 128 * 1024, 512 * 1024
 # 9 ms as four; 23 MB, of which one array has 17, are not faster together.
 _PACK_BETWEEN_PROCESSES = 4 * 1024 * 1024
 # XLA:CPU concatenates large arrays slowly: with three of 1 MB a step takes 9.4 ms, and 5.9 ms if
-# they are written into the pack one by one. Of many small arrays that takes longer to compile.
+# they are written into the pack one by one. With many small arrays that takes longer to compile.
 _MOST_TO_CONCATENATE = 128 * 1024
 _MOST_TO_WRITE = 8
 
@@ -30,8 +30,8 @@ class PackRules:
     """The rules by which arrays travel together.
 
     Args:
-      small: How large arrays may be that do, in bytes.
-      pack: How large a pack may be.
+      small: The largest size of arrays that do, in bytes.
+      pack: The largest size of a pack.
       hides_places: Whether XLA must not know where in a pack each array is; see `_hidden`.
     """
 
@@ -41,7 +41,7 @@ class PackRules:
 
     @classmethod
     def of(cls, topology: Topology, bytes_per_pack: int) -> PackRules:
-        """Return the rules for a size of packs; for 0 those that are fastest on `topology`."""
+        """Return the rules for packs of a given size; for 0, the fastest ones on `topology`."""
         if bytes_per_pack:
             return cls(bytes_per_pack, bytes_per_pack, topology.on_cpus)
         if topology.spans_processes:
@@ -52,7 +52,7 @@ class PackRules:
 def in_packs(
     reduce: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array], rules: PackRules
 ) -> list[jax.Array]:
-    """`reduce` of every array, for a `reduce` that works element by element.
+    """Return `reduce` of every array, for a `reduce` that works element by element.
 
     Arrays of one dtype that are small go through it together; the others alone.
     """
@@ -83,7 +83,7 @@ def in_packs(
 
 
 def _pack(arrays: Sequence[jax.Array]) -> jax.Array:
-    """Return arrays one after another."""
+    """Concatenate arrays into a pack."""
     flat = [jax.lax.reshape(array, (array.size,)) for array in arrays]
     largest = max(array.nbytes for array in arrays)
     if len(arrays) > _MOST_TO_WRITE and largest <= _MOST_TO_CONCATENATE:
@@ -100,7 +100,8 @@ def _unpack(pack: jax.Array, arrays: Sequence[jax.Array], hides_places: bool) ->
     if hides_places and len(arrays) > _MOST_TO_WRITE and jnp.issubdtype(pack.dtype, jnp.floating):
         starts = _hidden(starts, pack)
     parts = [
-        jax.lax.dynamic_slice(pack, (start,), (array.size,))
+        # JAX would have XLA compute, for each, whether it counts from the end.
+        jax.lax.dynamic_slice(pack, (start,), (array.size,), allow_negative_indices=False)
         for start, array in zip(starts, arrays, strict=True)
     ]
     return [jax.lax.reshape(part, a.shape) for part, a in zip(parts, arrays, strict=True)]
@@ -114,10 +115,10 @@ def _starts(arrays: Sequence[jax.Array]) -> list[int]:
 def _hidden(numbers: Sequence[int], pack: jax.Array) -> Sequence[jax.Array]:
     """Return numbers such that XLA does not know them while it compiles.
 
-    What is computed with a part of a pack is a kernel that has the part's place in it. XLA:CPU
-    compiles one per part if it knows the places, and one per shape if it does not: for the
-    gradients of 100 variables 1.3 s instead of 4.2 s. So the numbers go through a loop, which never
-    runs; that its condition is never true XLA does not find out.
+    A kernel that computes with a part of a pack has the part's place in it. XLA:CPU compiles one
+    per part if it knows the places, and one per shape if it does not: for the gradients of 100
+    variables 1.3 s instead of 4.2 s. So the numbers go through a loop, which never runs; XLA does
+    not find out that its condition is never true.
     """
     first = jax.lax.stop_gradient(jax.lax.index_in_dim(pack, 0, keepdims=False))
     carried = (first, *map(jnp.int32, numbers))

@@ -1,4 +1,4 @@
-"""Faces for programs that were written for older interfaces."""
+"""Interfaces for programs that were written for older ones."""
 
 from replicax.compat import v1
 

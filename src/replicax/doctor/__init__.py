@@ -1,4 +1,4 @@
-"""`replicax doctor`: whether this machine, and the cluster it is told of, are fit for training.
+"""`replicax doctor`: a check of this machine, and of its cluster, before training.
 
-One section of the report a file; each returns its checks as values, and only `_report.py` prints.
+Each section of the report is one file. It returns its checks as values; only `_report.py` prints.
 """

@@ -1,4 +1,4 @@
-"""What the doctor finds."""
+"""The doctor's findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import final
 
 @final
 class Verdict(enum.Enum):
-    """What is to be made of a check."""
+    """The judgement of a check."""
 
     OK = "ok"
     NOTE = "note"  # worth knowing, and no fault
@@ -22,7 +22,7 @@ class Check:
     """One line of the report.
 
     Args:
-      verdict: What is to be made of it.
+      verdict: The judgement.
       name: What was looked at.
       found: What was seen there.
       advice: What to do, as sentences; every problem has some.
@@ -35,7 +35,7 @@ class Check:
 
 
 def ok(name: str, found: str) -> Check:
-    """A check that all is well with.
+    """Return a check that finds all well.
 
     >>> from replicax.doctor._check import ok
     >>> ok("jax", "0.10.1").verdict.value
@@ -45,10 +45,10 @@ def ok(name: str, found: str) -> Check:
 
 
 def note(name: str, found: str, advice: str = "") -> Check:
-    """A check with something worth knowing."""
+    """Return a check that finds something worth knowing."""
     return Check(Verdict.NOTE, name, found, advice)
 
 
 def problem(name: str, found: str, advice: str) -> Check:
-    """A check with something to be put right."""
+    """Return a check that found a problem to fix."""
     return Check(Verdict.PROBLEM, name, found, advice)

@@ -1,71 +1,26 @@
-"""Which resolvers find a cluster in the environment, and what they say of it."""
+"""The environment in which a cluster is found, and its resolver's answers."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from replicax.cluster import (
-    ClusterResolver,
-    KubernetesClusterResolver,
-    Members,
-    SlurmClusterResolver,
-    TFConfigClusterResolver,
-)
+from replicax._environments import ENVIRONMENTS
+from replicax.cluster import ClusterResolver, Members
 from replicax.doctor._check import Check, note, ok, problem
 from replicax.errors import ClusterError
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A resolver, and the variables that tell whether there is something for it to find.
-
-    Args:
-      name: What it is called in `rx.cluster_resolver`.
-      signs: Environment variables; one is enough.
-      make: Makes it.
-      names_come_later: Whether the names of workers mean something only when they have started.
-    """
-
-    name: str
-    signs: tuple[str, ...]
-    make: Callable[[], ClusterResolver]
-    names_come_later: bool = False
-
-    @property
-    def sign(self) -> str | None:
-        return next((name for name in self.signs if name in os.environ), None)
-
-
-# The first is what strategies use by themselves; the others are given to them.
-_CANDIDATES = (
-    _Candidate("TFConfigClusterResolver", ("TF_CONFIG",), TFConfigClusterResolver),
-    _Candidate(
-        "SlurmClusterResolver",
-        ("SLURM_PROCID",),
-        lambda: SlurmClusterResolver(auto_set_gpu=False),  # looking must change nothing
-    ),
-    _Candidate(
-        "KubernetesClusterResolver",
-        ("JOB_COMPLETION_INDEX", "JOBSET_NAME"),
-        KubernetesClusterResolver,
-        names_come_later=True,
-    ),
-)
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class Cluster:
-    """What was found.
+    """The findings on the cluster.
 
     Args:
       checks: The lines of the report.
-      members: Who takes part; None if nobody but this process, or if that is not known.
-      names_come_later: Whether the names of workers mean something only when they have started.
+      members: The processes that take part; None if only this one does, or if that is unknown.
+      names_come_later: Whether the names of workers resolve only when the workers have started.
     """
 
     checks: tuple[Check, ...]
@@ -74,43 +29,56 @@ class Cluster:
 
 
 def find_cluster() -> Cluster:
-    """What the first resolver says that finds something; the others are named."""
-    found = [candidate for candidate in _CANDIDATES if candidate.sign is not None]
-    if not found:
-        return Cluster((ok("resolver", "none: runs as one worker"),))
-    first, *others = found
-    checks = [ok("resolver", f"{first.name}, because {first.sign} is set")]
-    if first is not _CANDIDATES[0]:
-        checks.append(
-            note(
-                "used if given",
-                "strategies look at TF_CONFIG only",
-                "Write `rx.MultiWorkerMirroredStrategy"
-                f"(cluster_resolver=rx.cluster_resolver.{first.name}())`.",
-            )
-        )
-    checks += [
-        note("not asked", f"{other.name}, though {other.sign} is set", "It is used if given.")
-        for other in others
+    """Report the answers of the default resolver, and name the others."""
+    seen = [environment for environment in ENVIRONMENTS if environment._signs.present]
+    here = [environment for environment in seen if not environment._signs.missing]
+    others = [
+        _passed_over(environment, here) for environment in seen if environment not in here[:1]
     ]
+    if not here:
+        return Cluster((ok("resolver", "none: runs as one worker"), *others))
+    first = here[0]
+    found = ok("resolver", f"{first.__name__}, because {_are_set(first._signs.present)}")
     members, said = _ask(first)
-    return Cluster((*checks, *said), members, first.names_come_later)
+    return Cluster((found, *others, *said), members, first._signs.names_come_later)
 
 
-def _ask(candidate: _Candidate) -> tuple[Members | None, Sequence[Check]]:
+def _passed_over(environment: type[ClusterResolver], here: list[type[ClusterResolver]]) -> Check:
+    signs, name = environment._signs, environment.__name__
+    if environment in here:
+        return note(
+            "not asked",
+            f"{name}, though {_are_set(signs.present)}",
+            f"{here[0].__name__} comes first. The other is used if given: "
+            f"`cluster_resolver=rx.cluster_resolver.{name}()`.",
+        )
+    missing = " and ".join(signs.missing)
+    return note(
+        "not asked",
+        f"{name}: {_are_set(signs.present)}, but not {missing}",
+        f"If several processes are to work together, set {missing} too; see docs/clusters.md.",
+    )
+
+
+def _are_set(names: list[str]) -> str:
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} set"
+
+
+def _ask(environment: type[ClusterResolver]) -> tuple[Members | None, Sequence[Check]]:
     try:
-        resolver = candidate.make()
+        resolver = environment(**environment._signs.to_look)
         members = Members.of(resolver)
         if members is None:
             task = f"{resolver.task_type or 'a task'} {resolver.task_id or 0}"
             return None, [ok("cluster", f"this is {task}, which runs as one worker")]
     except ClusterError as error:  # says what to do, as all of our errors do
-        return None, [problem("cluster", str(error), _consequence(candidate))]
+        consequence = "Until that is right, no `rx.MultiWorkerMirroredStrategy()` can be made."
+        return None, [problem("cluster", str(error), consequence)]
     except Exception as error:  # of the client of Kubernetes, which has many
         return None, [
             problem(
                 "cluster",
-                f"{candidate.name} failed: {type(error).__name__}: {error}",
+                f"{environment.__name__} failed: {type(error).__name__}: {error}",
                 "See docs/clusters.md for what it needs.",
             )
         ]
@@ -121,9 +89,3 @@ def _ask(candidate: _Candidate) -> tuple[Members | None, Sequence[Check]]:
             for name, address in zip(members.names, members.addresses, strict=True)
         ),
     ]
-
-
-def _consequence(candidate: _Candidate) -> str:
-    if candidate is _CANDIDATES[0]:
-        return "Until that is right, no `rx.MultiWorkerMirroredStrategy` can be made."
-    return f"If this process is to work alone, do not give a strategy the {candidate.name}."

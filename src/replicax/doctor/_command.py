@@ -19,7 +19,7 @@ def doctor_command(context: click.Context, with_self_test: bool) -> None:
 
     The exit code is 1 if there is a problem; what to do about it is said with it.
     """
-    # Here, so that the other commands do not wait for `rich`, 50 ms.
+    # Imported here, so that the other commands do not wait 50 ms for `rich`.
     from rich.console import Console
 
     from replicax.doctor._cluster import find_cluster

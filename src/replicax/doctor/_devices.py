@@ -22,15 +22,15 @@ _PATIENCE_SECONDS = 120.0
 
 
 def check_devices() -> list[Check]:
-    """What JAX sees here, and the environment variables that have a say in it."""
+    """Check the devices that JAX sees, and the environment variables that affect them."""
     settings = [note(name, os.environ[name]) for name in _VARIABLES if name in os.environ]
     return [*ask_jax(os.environ), *settings]
 
 
 def ask_jax(environment: Mapping[str, str]) -> list[Check]:
-    """What JAX says in a process of its own: a driver can hang, or take the process down with it.
+    """Ask JAX in a process of its own: a driver can hang, or take the process down with it.
 
-    An accelerator may be in use by somebody else, so its memory is left alone.
+    An accelerator may be in use by another process, so its memory is left alone.
     """
     try:
         done = subprocess.run(
@@ -69,7 +69,7 @@ def ask_jax(environment: Mapping[str, str]) -> list[Check]:
 
 
 def _described(devices: Counter[tuple[str, ...]]) -> str:
-    """For people: "2 gpu (NVIDIA H100)".
+    """Describe devices for people: "2 gpu (NVIDIA H100)".
 
     >>> from collections import Counter
     >>> from replicax.doctor._devices import _described

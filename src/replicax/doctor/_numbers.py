@@ -42,7 +42,7 @@ def self_checks(environment: Mapping[str, str]) -> list[Check]:
 
 
 def _run(names: list[str], environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
-    """Return what a process answered, and how it ended if it did not answer all."""
+    """Return the answers of a process, and its exit if it did not answer everything."""
     command = [sys.executable, "-P", _numbers_worker.__file__, *names]
     try:
         done = subprocess.run(
@@ -77,13 +77,13 @@ def _judged(name: str, got: object, expected: object) -> Check:
 
 
 def _with_flags(flags: list[str], failed: list[Check]) -> Check:
-    name, told = "with XLA_FLAGS", " ".join(flags)
+    name, given = "with XLA_FLAGS", " ".join(flags)
     if failed:
         still = ", ".join(check.name for check in failed)
-        return note(name, f"{told}: does not cure {still}")
+        return note(name, f"{given}: does not cure {still}")
     return note(
         name,
-        f"{told}: every check passes",
+        f"{given}: every check passes",
         "A strategy that is made before JAX is first used sets this flag by itself.",
     )
 

@@ -1,4 +1,4 @@
-"""Whether the addresses of a cluster can be used."""
+"""Checks of whether the addresses of a cluster can be used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 32  # so that a hundred machines that are down do not take a hundred 
 
 
 def check_ports(members: Members | None, names_come_later: bool = False) -> list[Check]:
-    """Of a cluster, every address; without one, what this machine could offer."""
+    """Check every address of a cluster; without a cluster, the addresses of this machine."""
     if members is None:
         return [_free_ports(), _own_name()]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -64,7 +64,7 @@ def _own_name() -> Check:
 @final
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a name stands for."""
+    """The address that a name stands for."""
 
     family: socket.AddressFamily
     host: str
@@ -97,7 +97,7 @@ class _View:
     names_come_later: bool
 
     def check(self, worker: int) -> Check:
-        """Whether the name resolves; then the own port, or whether somebody answers there."""
+        """Check that the name resolves; then its own port, or whether another process answers."""
         name, address = self.members.names[worker], self.members.addresses[worker]
         place = self.places[worker]
         if isinstance(place, Exception):
@@ -116,7 +116,7 @@ class _View:
         return _check_other(name, where, (place.host, address.port))
 
     def check_reach(self) -> Iterator[Check]:
-        """Whether this one is known by a loopback address while others are on other machines."""
+        """Yield a problem if this one has a loopback address while others are on other machines."""
         own = self.places[self.members.index]
         known = [place for place in self.places if isinstance(place, _Place)]
         if isinstance(own, Exception) or not own.is_loopback:
@@ -146,7 +146,7 @@ class _View:
                 f"{where}: this one, but that is no address of this machine",
                 "The task index may belong to another machine: correct it, or the address.",
             )
-        # `create_server` adds the address to the message, which is there already.
+        # `create_server` adds the address to the message, which has it already.
         why = os.strerror(error.errno) if error.errno else str(error)
         found = f"{where}: this one, but it cannot listen there: {why}"
         if error.errno == errno.EADDRINUSE and self.members.index != 0:
@@ -163,7 +163,7 @@ def _check_other(name: str, where: str, address: tuple[str, int]) -> Check:
     try:
         socket.create_connection(address, timeout=_ANSWER_SECONDS).close()
     except ConnectionRefusedError:
-        return ok(name, f"{where}: the machine answers; nobody listens yet")
+        return ok(name, f"{where}: the machine answers; no process listens yet")
     except OSError as error:
         return note(
             name,
@@ -171,4 +171,4 @@ def _check_other(name: str, where: str, address: tuple[str, int]) -> Check:
             "If that machine is up, a firewall may be in between: workers need to reach each "
             "other on all ports.",
         )
-    return ok(name, f"{where}: somebody listens")
+    return ok(name, f"{where}: a process listens")

@@ -1,4 +1,4 @@
-"""How the doctor's report looks: in a terminal with colours, else plain and a line a check."""
+"""The format of the doctor's report: coloured in a terminal, else plain, one line per check."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _NARROWEST = 40  # a terminal with less room for text breaks lines itself
 
 @final
 class Report:
-    """Prints sections as they come, and counts problems."""
+    """A printer of sections as they come, which counts problems."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self.problems = 0
 
     def section(self, title: str, examine: Callable[[], Sequence[Check]]) -> None:
-        """Prints what `examine` finds, which may take a while."""
+        """Print the findings of `examine`, which may take a while."""
         self._print(Text(title, style="bold"))
         terminal = self._console.is_terminal  # anywhere else the status would be a line of its own
         with self._console.status("looking") if terminal else contextlib.nullcontext():
@@ -37,7 +37,7 @@ class Report:
         self._print(Text())
 
     def conclude(self) -> None:
-        """Says how it all went."""
+        """Say how it all went."""
         if self.problems:
             plural = "" if self.problems == 1 else "s"
             self._print(Text(f"{self.problems} problem{plural}.", style=_STYLES[Verdict.PROBLEM]))

@@ -1,4 +1,4 @@
-"""Two worker processes on this machine: whether they work together, and how fast."""
+"""A test of two worker processes on this machine: their results and their speed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
 
 
 def self_test() -> list[Check]:
-    """Starts the two, and tells what they found."""
+    """Start both workers, and return their findings."""
     try:
-        told = environments(free_ports(2), devices_per_worker=1, base=_environment())
-        ended = run_together(_COMMAND, told, _PATIENCE_SECONDS)
+        settings = environments(free_ports(2), devices_per_worker=1, base=_environment())
+        ended = run_together(_COMMAND, settings, _PATIENCE_SECONDS)
     except OSError as error:
         return [problem("workers", f"cannot be started: {error}", "See the ports above.")]
     failures = [_failure(worker, each) for worker, each in enumerate(ended) if each.code != 0]
@@ -41,7 +41,7 @@ def self_test() -> list[Check]:
 @final
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a worker ended; the code is None if it had to be killed."""
+    """The end of a worker; the code is None if it had to be killed."""
 
     code: int | None
     output: str
@@ -56,25 +56,27 @@ class Ended:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What it printed, if it ended well."""
+        """The report that it printed, if it ended well."""
         lines = [line for line in self.output.splitlines() if line.startswith(MARKER)]
         return json.loads(lines[-1].removeprefix(MARKER))
 
 
 def run_together(
-    command: Sequence[str], told: Sequence[Mapping[str, str]], seconds: float
+    command: Sequence[str], settings: Sequence[Mapping[str, str]], seconds: float
 ) -> list[Ended]:
-    """Runs a worker in each environment, so long at most."""
+    """Run a worker in each environment, for `seconds` at most."""
     # The workers are inside of the pool: after Ctrl-C they are killed, and then its threads end.
-    with ThreadPoolExecutor(len(told)) as pool, _started(command, told) as workers:
+    with ThreadPoolExecutor(len(settings)) as pool, _started(command, settings) as workers:
         return list(pool.map(lambda worker: _end(worker, seconds), workers))
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str], told: Sequence[Mapping[str, str]]) -> Iterator[list[Worker]]:
+def _started(
+    command: Sequence[str], settings: Sequence[Mapping[str, str]]
+) -> Iterator[list[Worker]]:
     workers: list[Worker] = []
     try:
-        for environment in told:
+        for environment in settings:
             workers.append(Worker(command, environment))
         yield workers
     finally:
@@ -94,13 +96,13 @@ def _end(worker: Worker, seconds: float) -> Ended:
 
 
 def _environment() -> dict[str, str]:
-    """That of this process, but for the devices: two processes cannot share an accelerator."""
+    """Return this process's environment, but for the devices: two cannot share an accelerator."""
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return kept | {"JAX_PLATFORMS": "cpu"}
 
 
 def _failure(worker: int, ended: Ended) -> Check:
-    # Those of XLA's own stack are many, and not what it said.
+    # Lines of XLA's own stack are many, and not what it said.
     lines = [line for line in ended.output.splitlines() if not line.lstrip().startswith("@ ")]
     last = "\n".join(lines[-_LAST_LINES:]).strip()
     said = f". It said last:\n{last}" if last else ", and said nothing"
@@ -112,7 +114,7 @@ def _failure(worker: int, ended: Ended) -> Check:
 
 
 def judged(answers: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """Whether what came out is what had to come out."""
+    """Compare the results with the expected ones."""
     return [
         ok(each["name"], f"gives {each['got']}, as it should")
         if each["got"] == each["expected"]
@@ -128,7 +130,7 @@ def judged(answers: Sequence[Mapping[str, Any]]) -> list[Check]:
 
 def _measured(reports: Sequence[Mapping[str, Any]]) -> list[Check]:
     first = reports[0]
-    # Each has measured from when it was ready; the later one has waited for nobody.
+    # Each measured from when it was ready; the later one did not wait.
     together = min(report["together"] for report in reports)
     megabytes, large = first["large_bytes"] / 1e6, first["large"]
     return [
@@ -149,7 +151,7 @@ def _milliseconds(seconds: Mapping[str, float]) -> str:
 
 
 def _load() -> list[Check]:
-    """Says so if others were at work at the same time."""
+    """Return a note if other processes were at work at the same time."""
     processors, load = os.cpu_count() or 1, os.getloadavg()[0]
     if load <= processors + 2:  # our own two workers are no news
         return []

@@ -1,4 +1,4 @@
-"""What each of the two processes of the self-test runs."""
+"""The program of each of the two processes of the self-test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGE_BYTES = 32_000_000
 
 
 def main() -> None:
-    """Comes together with the other one, and prints what came out."""
+    """Form a cluster with the other worker, and print the results."""
     began = time.perf_counter()
     options = rx.experimental.CommunicationOptions(timeout_seconds=_TIMEOUT_SECONDS)
     strategy = rx.MultiWorkerMirroredStrategy(communication_options=options)
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def answers(strategy: rx.Strategy) -> list[dict[str, Any]]:
-    """What is computed together, and what it has to be with replicas 0 and 1."""
+    """Return the joint results, and the expected ones for replicas 0 and 1."""
     numbers = _numbers(strategy, 1)
     gathered = strategy.gather(numbers, axis=0)
     results = (
@@ -44,14 +44,14 @@ def answers(strategy: rx.Strategy) -> list[dict[str, Any]]:
     ]
 
 
-def measurements(strategy: rx.Strategy) -> dict[str, Any]:
-    """Seconds that reductions take: the median, and the best, which a busy machine spoils less."""
+def measurements(strategy: rx.Strategy) -> dict[str, object]:
+    """Return the seconds that reductions take: the median; and the best, less affected by load."""
 
     @rx.function
-    def compiled(value: Any) -> Any:
+    def compiled(value: object) -> Any:
         return strategy.reduce("SUM", value, axis=None)
 
-    def eager(value: Any) -> Any:
+    def eager(value: object) -> object:
         return strategy.reduce("SUM", value, axis=None)
 
     one = _numbers(strategy, 1)
@@ -65,13 +65,13 @@ def measurements(strategy: rx.Strategy) -> dict[str, Any]:
 
 
 def _numbers(strategy: rx.Strategy, count: int) -> Any:
-    """So many ones on replica 0, twos on replica 1."""
+    """Return `count` ones on replica 0, and twos on replica 1."""
     return strategy.experimental_distribute_values_from_function(
         lambda context: np.full(count, context.replica_id_in_sync_group + 1, np.float32)
     )
 
 
-def _weight_after_a_step(strategy: rx.Strategy, numbers: Any) -> Any:
+def _weight_after_a_step(strategy: rx.Strategy, numbers: Any) -> object:
     import optax
 
     with strategy.scope():
@@ -90,7 +90,7 @@ def _weight_after_a_step(strategy: rx.Strategy, numbers: Any) -> Any:
     return weight.numpy()
 
 
-def _seconds(reduce: Callable[[Any], Any], value: Any, times: int) -> dict[str, float]:
+def _seconds(reduce: Callable[[Any], object], value: object, times: int) -> dict[str, float]:
     jax.block_until_ready(reduce(value))  # the first one compiles
     seconds = []
     for _ in range(times):

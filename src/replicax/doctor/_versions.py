@@ -1,4 +1,4 @@
-"""Which versions are installed, from their metadata: importing TensorFlow takes seconds."""
+"""The versions that are installed, from their metadata: importing TensorFlow takes seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPTIONAL = {
 
 
 def check_versions() -> list[Check]:
-    """Python, what replicax needs, and what it can work with."""
+    """Check Python, the required packages and the optional ones."""
     checks = [ok("Python", platform.python_version())]
     checks += [_needed(name) for name in _NEEDED]
     jaxlib = _known_bad.installed_version()

@@ -1,4 +1,4 @@
-"""An audit: what a compiled function computes, compared with the same function run eagerly."""
+"""An audit: a compiled function's results, compared with those of the eager function."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, final
 import jax
 
 from replicax import _context, _nest, cluster
+from replicax._settings import settings
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument
 from replicax.execution._comparison import (
@@ -18,9 +19,9 @@ from replicax.execution._comparison import (
     Comparison,
     Tolerance,
 )
-from replicax.execution._state_lifting import Lifted
+from replicax.execution._compiled_program import CompiledProgram
 from replicax.input import DistributedIterator
-from replicax.variables import Transaction, Variable
+from replicax.variables import Transaction, Variable, restore_state, state_of, storage_of
 
 
 @final
@@ -30,9 +31,6 @@ class _Sampling:
 
     every: int
     tolerance: Tolerance
-
-
-_sampling: _Sampling | None = None
 
 
 def audit_functions(
@@ -48,15 +46,14 @@ def audit_functions(
       rtol: The relative difference that is allowed; by default what rounding explains.
       atol: The difference that is allowed whatever the elements are.
     """
-    global _sampling
     if every is None:
-        _sampling = None
+        settings.audits = None
         return
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise InvalidArgument(
             f"`every` must be a whole number from 1 on, or None; got {every!r}. 1 audits each call."
         )
-    _sampling = _Sampling(every, Tolerance(rtol, atol))
+    settings.audits = _Sampling(every, Tolerance(rtol, atol))
 
 
 @final
@@ -69,7 +66,7 @@ class Samples:
 
     def next(self) -> Tolerance | None:
         """Count a call; return how to audit it, or None if it is not to be audited."""
-        sampling = _sampling
+        sampling: _Sampling | None = settings.audits
         if sampling is None:
             return None
         if sampling is not self._sampling:
@@ -80,7 +77,7 @@ class Samples:
 
 def audit_program(
     name: str,
-    program: Lifted,
+    program: CompiledProgram,
     as_python: Callable[[], Nest],
     compiled: Callable[[], Nest],
     tolerance: Tolerance,
@@ -95,8 +92,8 @@ def audit_program(
       tolerance: How much may differ.
     """
     try:
-        # Without `jax.jit`: a program for the gradient alone may be as wrong as the whole one, and
-        # loops of JAX whose bodies write to variables run as Python only so.
+        # `jax.jit` is off: a program for the gradient alone may be as wrong as the whole one, and
+        # otherwise loops of JAX whose bodies write to variables would not run as Python.
         with jax.disable_jit():
             rehearsed, states = _rehearse(program, as_python)
     except ValueError as error:
@@ -107,12 +104,13 @@ def audit_program(
     comparison = Comparison(tolerance)
     comparison.outputs(result, rehearsed)
     for variable, state in states.items():
-        comparison.states(f"variable {variable.name!r}", variable.state, state)
+        seen = storage_of(variable).seen
+        comparison.states(f"variable {variable.name!r}", seen(state_of(variable)), seen(state))
     differences = comparison.differences
     if program.topology is not None and program.topology.spans_processes:
         # All workers come to the same end: one that raised alone would be lost to the others.
         found = [asdict(difference) for difference in differences]
-        everyones = cluster.current().meet(f"the audit of `{name}`", found)
+        everyones = cluster.current().all_gather(f"the audit of `{name}`", found)
         differences = [
             AuditDifference(**{**each, "name": f"{each['name']} on worker {worker}"})
             for worker, theirs in enumerate(everyones)
@@ -121,25 +119,27 @@ def audit_program(
     return AuditReport(name, comparison.compared, tuple(differences), result)
 
 
-def _rehearse(program: Lifted, as_python: Callable[[], Nest]) -> tuple[Nest, dict[Variable, Any]]:
+def _rehearse(
+    program: CompiledProgram, as_python: Callable[[], Nest]
+) -> tuple[Nest, dict[Variable, Any]]:
     """Run the function eagerly and undo it; return its result and the states that it made."""
     transaction = Transaction()
     touched = (*program.written, *program.read)
-    # What another library writes to its variables by itself passes by the transaction.
-    kept_elsewhere = {each: each.state for each in touched if not each.reusable}
+    # What another library writes to its variables on its own bypasses the transaction.
+    kept_elsewhere = {v: state_of(v) for v in touched if not storage_of(v).reusable}
     frame = replace(_context.current(), runs=None, transaction=transaction, rehearsal=Rehearsal())
     try:
         with _context.entered(frame):
             result = as_python()
         written = dict.fromkeys((*program.written, *kept_elsewhere, *transaction.written))
-        return result, {variable: variable.state for variable in written}
+        return result, {variable: state_of(variable) for variable in written}
     except Exception as error:
         error.add_note("Raised by the eager run of an audit; its changes have been undone.")
         raise
     finally:
         transaction.roll_back()
         for variable, state in kept_elsewhere.items():
-            variable.restore_state(state)
+            restore_state(variable, state)
 
 
 @final
@@ -149,10 +149,10 @@ class Rehearsal:
     def __init__(self) -> None:
         self._seen: Counter[DistributedIterator] = Counter()
 
-    def pull(self, iterator: DistributedIterator) -> Nest:
+    def next_element(self, iterator: DistributedIterator) -> Nest:
         """Return the next element that this run has not seen."""
         position = self._seen[iterator]
-        ahead = iterator.peek(position + 1)
+        ahead = iterator._peek(position + 1)
         if len(ahead) <= position:
             raise StopIteration
         self._seen[iterator] += 1

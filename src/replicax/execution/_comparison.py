@@ -1,9 +1,9 @@
-"""Comparing what a compiled function left behind with what the eager one did."""
+"""The comparison of the effects of a compiled function with those of the eager one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from replicax.values import DistributedValues
 
 _MOST_SHOWN = 20
 
-_Copies = tuple[np.ndarray, ...]  # one for each local replica, or the one there is
+_Copies = tuple[np.ndarray, ...]  # one per local replica, or a single one
 
 
 @final
@@ -37,7 +37,7 @@ class Tolerance:
             if value is not None and not value >= 0:  # NaN is neither
                 raise InvalidArgument(f"`{name}` must be a number from 0 on; got {value!r}.")
 
-    def bound(self, dtype: Any, scale: float) -> float:
+    def bound(self, dtype: object, scale: float) -> float:
         """Return the largest difference that is allowed between numbers up to `scale`.
 
         The two executions add in different orders. The exponent gives 4e-10 for float64, 7e-5 for
@@ -85,9 +85,9 @@ class AuditReport:
 
     Args:
       function: The name of the function.
-      compared: How many arrays were compared on this worker.
-      differences: What was not the same, on any worker.
-      result: What the compiled function returned.
+      compared: The number of arrays that were compared on this worker.
+      differences: The outputs and variables that differed, on any worker.
+      result: The result of the compiled function.
     """
 
     function: str
@@ -117,7 +117,7 @@ class AuditReport:
 
 @final
 class Comparison:
-    """A list of what differs between the outputs and states of two runs."""
+    """A list of the differences between the outputs and states of two runs."""
 
     def __init__(self, tolerance: Tolerance) -> None:
         self._tolerance = tolerance
@@ -125,9 +125,9 @@ class Comparison:
         self.differences: list[AuditDifference] = []
 
     def outputs(self, compiled: Nest, eager: Nest) -> None:
-        """Compare what the two returned."""
-        ours, structure = _nest.flatten_with_paths(compiled, handed=True)
-        theirs, other = _nest.flatten(eager, handed=True)
+        """Compare the results of the two executions."""
+        ours, structure = _nest.flatten_with_paths(compiled, keep_opaque=True)
+        theirs, other = _nest.flatten(eager, keep_opaque=True)
         if structure != other:
             self._add("the output", f"has the structure {structure} compiled and {other} eagerly")
             return
@@ -137,10 +137,10 @@ class Comparison:
             elif isinstance(mine, _NUMBERS) or isinstance(yours, _NUMBERS):
                 self.states(f"output{path}", mine, yours)
 
-    def states(self, name: str, compiled: Any, eager: Any) -> None:
+    def states(self, name: str, compiled: object, eager: object) -> None:
         """Compare arrays, or values with an array for each local replica."""
         ours, theirs = _components(compiled), _components(eager)
-        # Of an object that all eager replicas return, there is one.
+        # There is one of an object that all eager replicas return.
         if len(theirs) == 1 and ours:
             theirs = theirs * len(ours)
         if len(ours) != len(theirs):
@@ -193,7 +193,7 @@ def compare(
     return AuditDifference(name, str(compiled.dtype), largest, bound)
 
 
-def _components(value: Any) -> _Copies:
+def _components(value: object) -> _Copies:
     parts = value.values if isinstance(value, DistributedValues) else (value,)
     return tuple(_array(part) for part in parts if isinstance(part, _NUMBERS))
 
@@ -201,7 +201,7 @@ def _components(value: Any) -> _Copies:
 _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, DistributedValues)
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: object) -> np.ndarray:
     try:
         array = jnp.asarray(value)  # a Python number has the dtype that a program gives it
     except OverflowError:  # which no program has

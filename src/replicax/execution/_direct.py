@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from replicax import _bridges, _context, _nest
-from replicax._context import Frame, Kind
-from replicax._typing import Nest
+from replicax._context import ContextKind, Frame
+from replicax._typing import Nest, Values
+from replicax.collectives import regroup
 from replicax.execution._executor import Executor
 from replicax.execution._replica_context import Meeting, Merger
-from replicax.values import DistributedValues, regroup
+from replicax.values import DistributedValues
 from replicax.variables import all_or_nothing
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @final
 class DirectExecutor(Executor, Merger):
-    """One replica, on whatever device JAX would use, that is always alone."""
+    """A single replica on JAX's default device."""
 
     def __init__(self, strategy: StrategyLike) -> None:
         self._strategy = strategy
@@ -33,13 +34,13 @@ class DirectExecutor(Executor, Merger):
         self,
         strategy: StrategyLike,
         frame: Frame,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
         with (
             all_or_nothing(frame) as frame,
-            _context.entered(replace(frame, kind=Kind.REPLICA)),
+            _context.entered(replace(frame, kind=ContextKind.REPLICA)),
         ):
             fn = _bridges.surrounded(fn)
             return fn(*_unwrapped(tuple(args)), **_unwrapped(dict(kwargs)))
@@ -51,18 +52,18 @@ class DirectExecutor(Executor, Merger):
     ) -> Nest:
         topology = self._strategy.topology
         args, kwargs = regroup([meeting.arguments], topology, always_wrap=meeting.always_wrap)
-        with _context.entered(replace(_context.current(), kind=Kind.CROSS_REPLICA)):
+        with _context.entered(replace(_context.current(), kind=ContextKind.CROSS_REPLICA)):
             return _unwrapped(meeting.fn(self._strategy, *args, **kwargs))
 
-    def once(self, local_index: int, label: str, make: Callable[[], Any]) -> Any:
-        with _context.entered(replace(_context.current(), kind=Kind.CROSS_REPLICA)):
+    def once(self, local_index: int, label: str, make: Callable[[], Values]) -> Values:
+        with _context.entered(replace(_context.current(), kind=ContextKind.CROSS_REPLICA)):
             return make()
 
 
 def _unwrapped(nest: Nest) -> Nest:
-    """Distributed values as their one component; arrays stay where they are."""
+    """Return distributed values as their one component; arrays stay where they are."""
     return _nest.transform(
         lambda leaf: leaf.component(0) if isinstance(leaf, DistributedValues) else leaf,
         nest,
-        handed=True,
+        keep_opaque=True,
     )

@@ -13,14 +13,14 @@ from replicax.execution._varying import Level, names_axis, runs_in, visit_run
 from replicax.topology import REPLICA_AXIS
 
 _CONDITIONAL = ("cond", "while")
-# They name the axis, and do not communicate.
+# These name the axis, and do not communicate.
 _SILENT = frozenset({"axis_index", "pvary", "pcast"})
 
 
 def refuse_divergence(program: Jaxpr | ClosedJaxpr) -> None:
     """Refuse a program in which a condition that may differ between replicas leads to a collective.
 
-    Such is a `lax.cond` or a `lax.while_loop` whose condition depends on the replica's own rows.
+    An example is a `lax.cond` or `lax.while_loop` whose condition depends on the replica's rows.
     """
 
     def visit(equation: JaxprEqn, level: Level, parting: JaxprEqn | None) -> None:
@@ -45,7 +45,7 @@ def _communicates(equation: JaxprEqn) -> bool:
 
 
 def _has_conditional_collective(jaxpr: Jaxpr | ClosedJaxpr, conditional: bool = False) -> bool:
-    """Tell whether the look at all equations is needed, which takes longer than this."""
+    """Tell whether all equations must be looked at, which takes longer than this."""
     return any(
         (conditional and _communicates(equation))
         or any(

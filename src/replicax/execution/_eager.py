@@ -27,17 +27,18 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from replicax import _bridges, _context, _nest
-from replicax._context import Frame, Kind
+from replicax._context import ContextKind, Frame
 from replicax._hints import hint
 from replicax._jax_compat import thread_configuration
-from replicax._typing import Nest
+from replicax._typing import Nest, Values
+from replicax.collectives import agree_on_unknown_shapes, regroup
 from replicax.errors import CollectiveMismatch, MeetingInTrace
+from replicax.execution._error_advice import add_recipe
 from replicax.execution._executor import Executor
-from replicax.execution._made_once import MadeOnce
-from replicax.execution._recipes import add_recipe
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
-from replicax.execution._rows import row_weights
-from replicax.values import PerReplica, regroup, require_home, select
+from replicax.execution._row_weights import row_weights
+from replicax.execution._shared_creation import SharedCreations
+from replicax.values import PerReplica, require_own_values, select
 from replicax.variables import all_or_nothing, require_equal_copies
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ _LONG = 60.0
 
 @final
 class EagerExecutor(Executor):
-    """Calls the function once a replica; a failure leaves every variable as it was."""
+    """One call of the function per replica; a failure leaves every variable as it was."""
 
     def __init__(self) -> None:
         self._runs: Counter[Any] = Counter()
@@ -62,7 +63,7 @@ class EagerExecutor(Executor):
         self,
         strategy: StrategyLike,
         frame: Frame,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
@@ -72,10 +73,10 @@ class EagerExecutor(Executor):
             results = _Round(strategy, frame, fn, args, kwargs).play()
             assert frame.transaction is not None
             require_equal_copies(frame.transaction.written, "`run`")
-            return regroup(results, strategy.topology, handed=True)
+            return regroup(results, strategy.topology, keep_opaque=True)
 
-    def _hint(self, fn: Callable[..., Any]) -> None:
-        """Says once that there is a faster way, for a function that is run again and again."""
+    def _hint(self, fn: Callable[..., object]) -> None:
+        """Say once that there is a faster way, for a function that is run again and again."""
         code = getattr(fn, "__code__", None)
         if code is None:
             return
@@ -97,11 +98,11 @@ class _Phase(enum.Enum):
 
 
 class _Released(BaseException):
-    """Unwinds a waiting replica after another one failed; user code does not catch it."""
+    """A signal that unwinds a waiting replica after another failed; user code does not catch it."""
 
 
 class _Player:
-    """One replica in one round: its phase, what it waits with, what it ended with."""
+    """One replica in one round: its phase, the meeting it waits in, its result or error."""
 
     __slots__ = (
         "baton",
@@ -121,7 +122,7 @@ class _Player:
         self.outcome: Nest = None
         self.result: Nest = None
         self.error: BaseException | None = None
-        self.trace_state: Any = None
+        self.trace_state: object = None
         self.thread: threading.Thread | None = None
         self.baton = threading.Semaphore(0)
         self.yielded = threading.Semaphore(0)
@@ -135,23 +136,23 @@ class _Round(Merger):
         self,
         strategy: StrategyLike,
         frame: Frame,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> None:
         self._strategy = strategy
         self._frame = frame
-        # Here, because a bridge may want to know what its library is set to in this thread.
+        # This is done here because a bridge may ask what its library is set to in this thread.
         self._fn, self._args, self._kwargs = _bridges.surrounded(fn), args, kwargs
         self._players = [_Player() for _ in strategy.topology.local_replicas]
         self._released = False
         self._failure: BaseException | None = None
         self._raised_together: BaseException | None = None
-        self._made = MadeOnce()
+        self._made = SharedCreations()
 
     def play(self) -> list[Nest]:
-        """Runs every replica to its end; returns what they returned."""
-        # What the caller has set, and not what replica 0 sets meanwhile, holds for all replicas.
+        """Run every replica to its end; return the results."""
+        # The caller's settings hold for all replicas, not those that replica 0 makes meanwhile.
         self._configuration, self._context = thread_configuration(), contextvars.copy_context()
         try:
             for index, player in enumerate(self._players):
@@ -172,11 +173,11 @@ class _Round(Merger):
 
     def merge(self, local_index: int, meeting: Meeting) -> Nest:
         if self._released or self._failure is not None:
-            raise _Released  # from a `finally` block, say: there is nobody to meet any more
+            raise _Released  # from a `finally` block, say: no replica is left to meet
         player = self._players[local_index]
         _require_numbers(meeting, player.trace_state)
         player.meeting, player.phase = meeting, _Phase.WAITING
-        with _bridges.away():
+        with _bridges.suspended():
             if player.thread is None:
                 self._meet(local_index)
             else:
@@ -193,15 +194,15 @@ class _Round(Merger):
                 del error  # whose traceback holds this frame
         return player.outcome
 
-    def once(self, local_index: int, label: str, make: Callable[[], Any]) -> Any:
+    def once(self, local_index: int, label: str, make: Callable[[], Values]) -> Values:
         key = self._made.next_key(local_index)
         if local_index > 0:
             return self._made.find(key, label, self._strategy)
-        with _bridges.away(), _context.entered(self._frame):
+        with _bridges.suspended(), _context.entered(self._frame):
             return self._made.note(key, label, make)
 
     def _meet(self, index: int) -> None:
-        """On the caller's thread: brings the other replicas here, then does what they came for."""
+        """Bring the other replicas here, then hold the meeting, on the caller's thread."""
         if index != 0:
             self._fail(self._mismatch())  # the replicas before this one have returned
         for other, player in enumerate(self._players[1:], start=1):
@@ -231,7 +232,7 @@ class _Round(Merger):
                 player.outcome = outcome
 
     def _fail(self, error: BaseException) -> NoReturn:
-        """Ends the round with `error`, whatever the replica on this thread would make of it."""
+        """End the round with `error`, even if the replica on this thread catches it."""
         self._failure = error
         raise _Released
 
@@ -242,11 +243,11 @@ class _Round(Merger):
         )
         with _context.entered(self._frame):
             result = first.fn(self._strategy, *args, **kwargs)
-        require_home(result, topology, first.label)
+        require_own_values(result, topology, first.label)
         return [select(result, index, topology) for index in range(len(self._players))]
 
     def _perform(self, index: int) -> None:
-        """Runs one replica on this thread, until it ends."""
+        """Run one replica on this thread, until it ends."""
         player = self._players[index]
         topology = self._strategy.topology
         replica_id = topology.local_replicas[index]
@@ -260,13 +261,13 @@ class _Round(Merger):
             devices,
             row_weight=lambda: self._row_weights[replica_id],
         )
-        frame = replace(self._frame, kind=Kind.REPLICA, replica=context)
+        frame = replace(self._frame, kind=ContextKind.REPLICA, replica=context)
         player.phase = _Phase.RUNNING
         player.trace_state = get_opaque_trace_state()
         try:
             with _context.entered(frame), jax.default_device(devices[0]):
-                args = select(tuple(self._args), index, topology, handed=True)
-                kwargs = select(dict(self._kwargs), index, topology, handed=True)
+                args = select(tuple(self._args), index, topology, keep_opaque=True)
+                kwargs = select(dict(self._kwargs), index, topology, keep_opaque=True)
                 player.result = self._fn(*args, **kwargs)
             player.phase = _Phase.RETURNED
         except BaseException as error:
@@ -285,14 +286,13 @@ class _Round(Merger):
 
     @functools.cached_property
     def _row_weights(self) -> list[float]:
-        """How much the mean of each replica counts in one over all rows."""
-        arguments = _nest.leaves((self._args, self._kwargs), handed=True)
-        shapes = [
-            leaf.shapes
-            for leaf in arguments
-            if isinstance(leaf, PerReplica) and leaf.common is None
+        """The weight of each replica's mean in a mean over all rows."""
+        arguments = _nest.leaves((self._args, self._kwargs), keep_opaque=True)
+        values = [
+            leaf for leaf in arguments if isinstance(leaf, PerReplica) and leaf.common is None
         ]
-        return row_weights(shapes, self._strategy.topology.num_replicas)
+        agree_on_unknown_shapes(values)
+        return row_weights([value.shapes for value in values], self._strategy.topology.num_replicas)
 
     def _start(self, index: int) -> None:
         player = self._players[index]
@@ -310,14 +310,14 @@ class _Round(Merger):
         self._wait_for(index)
 
     def _pass_baton(self, index: int) -> None:
-        """Lets a waiting replica go on until it waits again or ends."""
+        """Resume a waiting replica until it waits again or ends."""
         player = self._players[index]
         if player.phase is _Phase.WAITING:
             player.baton.release()
             self._wait_for(index)
 
     def _wait_for(self, index: int) -> None:
-        """Waits until a replica waits in turn, or has ended; says so when that takes long.
+        """Wait until a replica waits in turn, or has ended; say so when that takes long.
 
         It may compute for as long as it likes. But it may also wait for a lock that replica 0
         holds, and then only the user can help.
@@ -339,7 +339,7 @@ class _Round(Merger):
             )
 
     def _release_all(self) -> None:
-        """Ends the replicas that still wait, and their threads."""
+        """End the replicas that still wait, and their threads."""
         self._released = True
         deadline = time.monotonic() + _PATIENCE
         for index, player in enumerate(self._players):
@@ -356,9 +356,9 @@ class _Round(Merger):
                 )
 
     def _forget_errors(self) -> None:
-        """Drop what was raised, whose traceback holds this round and the caller's variables.
+        """Drop the raised errors, whose tracebacks hold this round and the caller's variables.
 
-        They would stay, batches and all, until the garbage collector comes.
+        They would stay, batches and all, until the garbage collector runs.
         """
         self._failure = self._raised_together = None
         for player in self._players:
@@ -382,14 +382,16 @@ class _Round(Merger):
         )
         return CollectiveMismatch(
             f"The replicas of {self._strategy!r} do not agree on what to do together: {states}. "
-            "Every replica has to make the same collective calls, on the same variables, in the "
+            "Every replica must make the same collective calls, on the same variables, in the "
             "same order; look for a condition that depends on the replica or on its data."
         )
 
 
 def _has_empty_share(arguments: Nest, index: int) -> bool:
     """Tell whether a replica got no rows where another one got some."""
-    values = [leaf for leaf in _nest.leaves(arguments, handed=True) if isinstance(leaf, PerReplica)]
+    values = [
+        leaf for leaf in _nest.leaves(arguments, keep_opaque=True) if isinstance(leaf, PerReplica)
+    ]
     return any(
         getattr(value.component(index), "shape", ())[:1] == (0,)
         and any(shape[:1] != (0,) for shape in value.known_shapes() or ())
@@ -397,8 +399,8 @@ def _has_empty_share(arguments: Nest, index: int) -> bool:
     )
 
 
-def _require_numbers(meeting: Meeting, trace_state: Any) -> None:
-    """Refuses a meeting inside `jax.jit` and the like, where arrays have no numbers yet."""
+def _require_numbers(meeting: Meeting, trace_state: object) -> None:
+    """Refuse a meeting inside `jax.jit` and the like, where arrays have no numbers yet."""
     traced = any(isinstance(leaf, Tracer) for leaf in _nest.leaves(meeting.arguments))
     if not traced and get_opaque_trace_state() != trace_state:
         # Something is at work. `jax.grad` leaves arrays that it does not differentiate as they

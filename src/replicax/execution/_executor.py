@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from replicax import _context
 from replicax._context import Frame
 from replicax._describing import described
 from replicax._typing import Nest
@@ -15,27 +16,27 @@ if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
 
-def require_call(method: str, fn: Any, args: Any) -> None:
-    """Refuses what `method` cannot call."""
+def require_call(method: str, fn: object, args: object) -> None:
+    """Refuse anything that `method` cannot call."""
     if not callable(fn):
         raise InvalidType(f"`{method}` needs a function; got {described(fn)}.")
     if not isinstance(args, (tuple, list)):
         raise InvalidType(
-            f"`args` of `{method}` has to be a tuple or a list; got {type(args).__name__}. For a "
+            f"`args` of `{method}` must be a tuple or a list; got {type(args).__name__}. For a "
             "single argument write `args=(x,)`."
         )
 
 
 class Executor(ABC):
-    """Runs a function once on every replica and merges what they return."""
+    """An executor runs a function once on every replica and merges the results."""
 
     @property
     def traceable(self) -> bool:
-        """Whether it can be used as it is while a program is traced."""
+        """True if it can be used as it is while a program is traced."""
         return False
 
-    def prepared(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """What it runs in place of a function: an `rx.function`, if it compiles all of them."""
+    def prepared(self, fn: Callable[..., object]) -> Callable[..., object]:
+        """Return the function to run in place of another: an `rx.function`, if it compiles all."""
         return fn
 
     @abstractmethod
@@ -43,8 +44,25 @@ class Executor(ABC):
         self,
         strategy: StrategyLike,
         frame: Frame,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
-        """Calls `fn` in replica context; `frame` is the cross-replica context of the call."""
+        """Call `fn` in replica context; `frame` is the cross-replica context of the call."""
+
+
+def run_by_executor(
+    strategy: StrategyLike,
+    fn: Callable[..., object],
+    args: Sequence[Nest],
+    kwargs: Mapping[str, Nest],
+) -> Nest:
+    """Run a function by the executor of its strategy or, in a program, by that of the program.
+
+    The call is one that `Strategy.run` has checked already, such as that of a compiled function.
+    """
+    frame = _context.cross_replica(strategy, "run")
+    executor = strategy._executor
+    if frame.program is not None and not executor.traceable:
+        executor = frame.program.executor
+    return executor.run(strategy, frame, fn, args, kwargs)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    cast,
+    final,
+    overload,
+)
 
 import jax
 
 from replicax import _bridges, _context, _nest
-from replicax._context import Frame, Kind
+from replicax._bridges import Memory
+from replicax._context import ContextKind, Frame
 from replicax._describing import described
 from replicax._hints import hint
 from replicax._jax_compat import is_tracing, without_mesh
+from replicax._settings import settings
 from replicax._typing import Nest
 from replicax.errors import (
     AuditFailed,
@@ -24,120 +35,96 @@ from replicax.errors import (
     InvalidType,
 )
 from replicax.execution._audit import Samples, audit_program
+from replicax.execution._cache_key import Signature, signature_of
 from replicax.execution._comparison import AuditReport, Tolerance
-from replicax.execution._compiled_runs import CompiledRuns
+from replicax.execution._compiled_program import CompiledProgram
+from replicax.execution._executor import run_by_executor
+from replicax.execution._function_cache import FunctionCache, by_closure
 from replicax.execution._input_signature import checked, conformed
-from replicax.execution._operands import python_numbers
-from replicax.execution._pulling import (
-    AtItsEnd,
-    NotOneProgram,
-    Pulling,
-    Pulls,
-    TakesElementsInLoop,
-)
-from replicax.execution._recipes import add_recipe
-from replicax.execution._signature import Signature, signature_of
-from replicax.execution._state_lifting import Lifted
+from replicax.execution._program_cache import AsPython, ProgramCache
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Rest = ParamSpec("Rest")  # the parameters of a method, but for `self`
+Instance = TypeVar("Instance")
+
 _DEBUG_NANS = "jax_debug_nans"  # by name, for JAX's stubs do not know it
-_MANY_TRACES = 10
 _MANY_UNEVEN_CALLS = 300
-_MOST_UNEVEN_PROGRAMS = 16  # of other combinations of shapes, calls are faster eager than traced
-_eagerly = False
-
-
-class _AsPython(enum.Enum):
-    """Why a function is not one program, and runs as Python."""
-
-    UNEVEN = (
-        "replicas whose shapes differ do not all do the same, or an argument is no array of numbers"
-    )
-    AT_END = "an iterator is at its end"
-    LOOP = "it has a loop over a dataset, or of steps, and only what is inside of it is compiled"
-
-
-_Pulling = Pulling[Lifted | _AsPython]
+_ADVICE = (
+    "in a loop over elements, has closed over other values {} times, and is compiled anew each "
+    "time, which is slow. Pass what changes as an argument: "
+    "`strategy.run(fn, args=(batch, value))`."
+)
 
 
 def run_functions_eagerly(flag: bool) -> None:
-    """Makes every `rx.function` run as ordinary Python (True), or compiled again (False).
+    """Make every `rx.function` run as ordinary Python (True), or compiled again (False).
 
-    For debugging: breakpoints and prints in the function then see numbers.
+    This is for debugging: breakpoints and prints in the function then see numbers.
     """
-    global _eagerly
-    _eagerly = bool(flag)
+    settings.run_eagerly = bool(flag)
 
 
 def runs_as_python(frame: Frame) -> bool:
-    """Whether a compiled function is called as Python here, as part of something larger."""
+    """Tell whether a compiled function is called as Python here, as part of something larger."""
     return (
-        _eagerly
+        settings.run_eagerly
         or frame.rehearsal is not None
         or frame.program is not None
         or frame.overlay is not None
-        or (frame.kind is Kind.REPLICA and frame.strategy is not None)
+        or (frame.kind is ContextKind.REPLICA and frame.strategy is not None)
         or getattr(jax.config, _DEBUG_NANS)  # which is for finding the operation
         or is_tracing()
     )
 
 
 @final
-class Function:
+class Function(Generic[P, R]):
     """A function that is compiled, once for each signature; made by `rx.function`."""
 
-    def __init__(self, python_function: Callable[..., Any], input_signature: Any = None) -> None:
+    def __init__(
+        self, python_function: Callable[P, R], input_signature: Sequence[Nest] | None = None
+    ) -> None:
         self.__name__ = type(python_function).__name__  # of a partial, say, which has no name
-        # Of an object that is callable, such as one of `eqx.filter_jit`, attributes are its own.
+        # The attributes of a callable object, such as one of `eqx.filter_jit`, stay its own.
         updated = ("__dict__",) if isinstance(python_function, types.FunctionType) else ()
-        functools.update_wrapper(self, python_function, updated=updated)
-        self.python_function = python_function
+        functools.update_wrapper(self, cast(Any, python_function), updated=updated)
+        self.python_function: Callable[..., R] = python_function
         self.input_signature = checked(self.__name__, input_signature)
-        self._programs: dict[Any, Lifted | _Pulling | _AsPython] = {}
-        self._runs = CompiledRuns(Function)
-        self._warned = False
+        self._programs = ProgramCache(self.__name__, python_function)
+        # Those that it gives to `run` in a loop of steps, and the one of several of its steps.
+        self._inner = FunctionCache(Function, by_closure, _ADVICE)
         self._uneven_calls = 0
-        self._uneven_traces = 0
         self._samples = Samples()
-        self._last_signature: Signature | None = None
-        self._memory: dict[Any, Any] = {}  # of the bridges to other libraries
+        self._memory: Memory = {}  # of the bridges to other libraries
 
     @property
     def tracing_count(self) -> int:
-        """How many signatures it has been traced for."""
-        entries = self._programs.values()
-        ways = [way for entry in entries if isinstance(entry, Pulling) for way in entry.ways]
-        return sum(not isinstance(entry, Pulling) for entry in entries) + sum(
-            isinstance(way, Lifted) for way in ways
-        )
+        """The number of signatures it has been traced for."""
+        return self._programs.tracing_count
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         frame = _context.current()
-        if self.is_inlined(frame):
+        if runs_as_python(frame):
             return self.python_function(*args, **kwargs)
         return self._call(None, frame, args, kwargs)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Function[P, R]: ...
+    @overload
+    def __get__(
+        self: Function[Concatenate[Instance, Rest], R],
+        instance: Instance,
+        owner: type | None = None,
+    ) -> FunctionOfInstance[Rest, R]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> object:
         return self if instance is None else FunctionOfInstance(self, instance)
 
-    def is_inlined(self, frame: Frame) -> bool:
-        """Whether it is part of something larger, which decides how it is executed."""
-        return runs_as_python(frame)
-
-    def run_by(
-        self,
-        strategy: StrategyLike,
-        frame: Frame,
-        args: Sequence[Nest],
-        kwargs: Mapping[str, Nest],
-    ) -> Nest:
-        """`strategy.run` of this function, as one program."""
-        return self._call(strategy, frame, tuple(args), dict(kwargs))
-
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """The program for these arguments, without running it.
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
+        """Return the program for these arguments, without running it.
 
         `.as_text()` shows it as JAX hands it to XLA, `.compile().as_text()` as XLA made it,
         `.cost_analysis()` what it costs. A `jax.ShapeDtypeStruct` can stand for an array.
@@ -145,16 +132,16 @@ class Function:
         return self.trace(*args, **kwargs).lower()
 
     @without_mesh
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """The program for these arguments, one stage before `lower`: `.jaxpr` shows it."""
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced:
+        """Return the program for these arguments, one stage before `lower`: `.jaxpr` shows it."""
         signature, arrays = self._signature(None, _context.current(), args, kwargs)
-        program, arrays = self._program(signature, arrays, take=False)
+        program, arrays = self._programs.program(signature, arrays, take=False)
         return self._compiled(program).trace(arrays)
 
-    def audit(self, args: tuple[Any, ...], kwargs: Any, tolerance: Tolerance) -> AuditReport:
+    def audit(self, args: tuple[Nest, ...], kwargs: Nest, tolerance: Tolerance) -> AuditReport:
         """Call it compiled and eagerly from the same state; see `rx.audit`."""
         frame = _context.current()
-        if self.is_inlined(frame):
+        if runs_as_python(frame):
             raise ContextError(
                 f"`{self.__name__}` was to be audited where functions run as Python, and there is "
                 f"nothing to compare. Current context: {frame}. Call `rx.audit` outside of `run` "
@@ -166,8 +153,8 @@ class Function:
         program = self._compiled(self._program_of(None, frame, args, kwargs))
         return self._audited(program, None, frame, args, kwargs, tolerance)
 
-    def _compiled(self, program: Lifted | _AsPython) -> Lifted:
-        if isinstance(program, _AsPython):
+    def _compiled(self, program: CompiledProgram | AsPython) -> CompiledProgram:
+        if isinstance(program, AsPython):
             raise InvalidArgument(
                 f"`{self.__name__}` runs eagerly for these arguments, because {program.value}; "
                 "there is no program to show or to audit."
@@ -176,14 +163,14 @@ class Function:
 
     @without_mesh
     def _call(
-        self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
-    ) -> Any:
+        self, strategy: StrategyLike | None, frame: Frame, args: tuple[Nest, ...], kwargs: Nest
+    ) -> Nest:
         if self.input_signature is not None:
             args = conformed(self.__name__, self.input_signature, args, kwargs)
         tolerance = self._samples.next()
         if tolerance is not None:
             program = self._program_of(strategy, frame, args, kwargs)
-            if isinstance(program, Lifted):
+            if isinstance(program, CompiledProgram):
                 report = self._audited(program, strategy, frame, args, kwargs, tolerance)
                 if not report.ok:
                     raise AuditFailed(report)
@@ -191,27 +178,27 @@ class Function:
         return self._execute(strategy, frame, args, kwargs)
 
     def _program_of(
-        self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
-    ) -> Lifted | _AsPython:
-        """Return what a call is going to run, without taking elements of iterators."""
+        self, strategy: StrategyLike | None, frame: Frame, args: tuple[object, ...], kwargs: object
+    ) -> CompiledProgram | AsPython:
+        """Return the program that a call would run, without taking elements of iterators."""
         signature, arrays = self._signature(strategy, frame, args, kwargs)
         self._require_numbers(arrays)
-        return self._program(signature, arrays, take=False)[0]
+        return self._programs.program(signature, arrays, take=False)[0]
 
     def _audited(
         self,
-        program: Lifted,
+        program: CompiledProgram,
         strategy: StrategyLike | None,
         frame: Frame,
-        args: tuple[Any, ...],
-        kwargs: Any,
+        args: tuple[object, ...],
+        kwargs: object,
         tolerance: Tolerance,
     ) -> AuditReport:
         def rehearsed() -> Nest:
-            # In containers of its own, which the function may change.
-            own = _nest.transform(lambda leaf: leaf, (args, kwargs), handed=True)
+            # It gets containers of its own, which the function may change.
+            own = _nest.transform(lambda leaf: leaf, (args, kwargs), keep_opaque=True)
             if strategy is not None:
-                return strategy.run(self.python_function, *own)
+                return run_by_executor(strategy, self.python_function, *own)
             return _bridges.surrounded(self.python_function)(*own[0], **own[1])
 
         return audit_program(
@@ -223,29 +210,29 @@ class Function:
         )
 
     def _execute(
-        self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
-    ) -> Any:
+        self, strategy: StrategyLike | None, frame: Frame, args: tuple[Nest, ...], kwargs: Nest
+    ) -> Nest:
         signature, arrays = self._signature(strategy, frame, args, kwargs)
         self._require_numbers(arrays)
-        program, arrays = self._program(signature, arrays)
-        if isinstance(program, Lifted):
+        program, arrays = self._programs.program(signature, arrays)
+        if isinstance(program, CompiledProgram):
             if program.uneven:
                 self._warn_of_uneven_shares()
             return program(arrays)
         frame = _context.current()
-        if program is _AsPython.LOOP:
-            frame = replace(frame, runs=self._runs)
+        if program is AsPython.LOOP:
+            frame = replace(frame, runs=self._inner)
         else:
-            # Replicas that differ in what they do are no single program: each runs by itself.
-            if program is _AsPython.UNEVEN:
+            # Replicas that do different things are not a single program: each runs separately.
+            if program is AsPython.UNEVEN:
                 self._warn_of_uneven_shares()
             frame = replace(frame, uneven=True, runs=None)
         with _context.entered(frame):
             if strategy is None:
                 return self.python_function(*args, **kwargs)
-            return strategy.run(self.python_function, args, kwargs)
+            return run_by_executor(strategy, self.python_function, args, kwargs)
 
-    def _require_numbers(self, arrays: Sequence[Any]) -> None:
+    def _require_numbers(self, arrays: Sequence[object]) -> None:
         if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
             raise InvalidType(
                 f"`{self.__name__}` was called with a `jax.ShapeDtypeStruct`, which has no "
@@ -253,92 +240,10 @@ class Function:
             )
 
     def _signature(
-        self, strategy: StrategyLike | None, frame: Frame, args: tuple[Any, ...], kwargs: Any
+        self, strategy: StrategyLike | None, frame: Frame, args: tuple[object, ...], kwargs: object
     ) -> tuple[Signature | None, list[Any]]:
         _bridges.load()
         return signature_of(strategy, frame, self.python_function, args, kwargs, self._memory)
-
-    def _program(
-        self, signature: Signature | None, arrays: list[Any], *, take: bool = True
-    ) -> tuple[Lifted | _AsPython, list[Any]]:
-        """The program for a call, and its arrays: those in the arguments, and those of elements.
-
-        Unless told otherwise, the elements are taken from their iterators.
-        """
-        if signature is None:
-            return _AsPython.UNEVEN, arrays
-        leaves = signature.leaves
-        entry = self._programs.get(signature)
-        if entry is None:
-            entry = self._trace(signature, arrays)
-        if not isinstance(entry, Pulling):
-            return entry, arrays
-        found = entry.way(leaves)
-        if found is None:
-            entry = self._trace(signature, arrays, entry)
-            found = entry.way(leaves) if isinstance(entry, Pulling) else None
-        if found is None:
-            return entry if isinstance(entry, _AsPython) else _AsPython.UNEVEN, arrays
-        program, iterators, elements = found
-        if isinstance(program, _AsPython):
-            return program, arrays
-        if take:
-            for iterator in iterators:
-                next(iterator)
-        return program, [*arrays, *(array for e in elements for array in e.arrays or ())]
-
-    def _trace(
-        self, signature: Signature, arrays: list[Any], pulling: _Pulling | None = None
-    ) -> Lifted | _Pulling | _AsPython:
-        """What to do with calls of this signature: it is noted, but for what ends with this call.
-
-        `pulling` has the ways for elements of other kinds that were seen.
-        """
-        takes_uneven = self._uneven_traces < _MOST_UNEVEN_PROGRAMS
-        pulls = Pulls(takes_uneven=takes_uneven)
-        leaves = signature.leaves
-
-        def uneven() -> bool:
-            return signature.uneven or any(element.uneven for element in pulls.elements)
-
-        try:
-            if signature.uneven and not takes_uneven:
-                raise NotOneProgram
-            way = self._lifted(signature, arrays, pulls)
-        except AtItsEnd:
-            return _AsPython.AT_END
-        except TakesElementsInLoop:
-            way = _AsPython.LOOP
-        except NotOneProgram:
-            way = _AsPython.UNEVEN
-        except Exception as error:
-            if not uneven():
-                add_recipe(error)
-                raise
-            # An error of a replica's own shapes, say. The eager run meets it too, and says which
-            # replica it was; and what only a trace cannot do has always worked there.
-            way = _AsPython.UNEVEN
-        self._uneven_traces += uneven()
-        entry: Lifted | _Pulling | _AsPython = way
-        # A loop is Python whatever the elements are, so a call of it looks at none of them first.
-        if way is not _AsPython.LOOP and (pulls.iterators or pulling is not None):
-            entry = pulling or Pulling()
-            entry.add(pulls, self.python_function, leaves, way)
-        reason = "the elements of an iterator changed their shapes"
-        if pulling is None:
-            signature.forget_values()
-            last, self._last_signature = self._last_signature, signature
-            reason = "" if last is None else last.difference(signature)
-        self._programs[signature] = entry
-        if isinstance(way, Lifted):
-            self._warn_of_retracing(reason)
-        return entry
-
-    def _lifted(self, signature: Signature, arrays: list[Any], pulls: Pulls) -> Lifted:
-        bound = signature.bind(self.python_function)
-        plain = signature.plain_arrays()
-        given = python_numbers(signature.leaves)
-        return Lifted(bound, signature.frame, arrays, plain, pulls, given, self.__name__)
 
     def _warn_of_uneven_shares(self) -> None:
         self._uneven_calls += 1
@@ -350,16 +255,6 @@ class Function:
                 "by the number of replicas, and arrays of numbers."
             )
 
-    def _warn_of_retracing(self, reason: str) -> None:
-        if self._warned or self.tracing_count <= _MANY_TRACES:
-            return
-        self._warned = True
-        hint(
-            f"`{self.__name__}` has been traced {self.tracing_count} times, which is slow. The "
-            f"last time because {reason}. Pass numbers that change as arrays (`jnp.asarray(x)`), "
-            "and batches of one size."
-        )
-
     def __repr__(self) -> str:
         return f"<rx.function {self.__name__}>"
 
@@ -367,10 +262,10 @@ class Function:
 
 
 @final
-class FunctionOfInstance:
+class FunctionOfInstance(Generic[P, R]):
     """A compiled function that was found as an attribute of an object."""
 
-    def __init__(self, function: Function, instance: Any) -> None:
+    def __init__(self, function: Function[..., R], instance: object) -> None:
         self.function = function
         self.instance = instance
 
@@ -378,38 +273,38 @@ class FunctionOfInstance:
     def tracing_count(self) -> int:
         return self.function.tracing_count
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(self.instance, *args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
         return self.function.lower(self.instance, *args, **kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced:
         return self.function.trace(self.instance, *args, **kwargs)
 
 
 @overload
 def function(
-    fn: Callable[..., Any],
+    fn: Callable[P, R],
     *,
-    input_signature: Any = None,
+    input_signature: Sequence[Nest] | None = None,
     autograph: bool | None = None,
     jit_compile: bool | None = None,
     reduce_retracing: bool | None = None,
-) -> Function: ...
+) -> Function[P, R]: ...
 @overload
 def function(
     fn: None = None,
     *,
-    input_signature: Any = None,
+    input_signature: Sequence[Nest] | None = None,
     autograph: bool | None = None,
     jit_compile: bool | None = None,
     reduce_retracing: bool | None = None,
-) -> Callable[[Callable[..., Any]], Function]: ...
+) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 def function(
-    fn: Callable[..., Any] | None = None,
+    fn: Callable[..., object] | None = None,
     *,
-    input_signature: Any = None,
+    input_signature: Sequence[Nest] | None = None,
     autograph: bool | None = None,
     jit_compile: bool | None = None,
     reduce_retracing: bool | None = None,
@@ -463,14 +358,14 @@ def function(
 
 
 def audit(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     /,
-    *args: Any,
+    *args: object,
     rtol: float | None = None,
     atol: float | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> AuditReport:
-    """Call a function compiled and eagerly from the same state, and compare what comes out.
+    """Call a function compiled and eagerly from the same state, and compare the results.
 
     Every output and every variable is compared. The state afterwards is that of the compiled call,
     and elements are taken from iterators once. The function is called once more than without an

@@ -1,4 +1,4 @@
-"""Arguments against the `input_signature` of an `rx.function`."""
+"""A check of arguments against the `input_signature` of an `rx.function`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from replicax import _nest
 from replicax._describing import described
+from replicax._typing import Leaf
 from replicax.errors import InvalidType
 from replicax.input import DistributedIterator
 from replicax.values import PerReplica
@@ -18,8 +19,8 @@ from replicax.values import PerReplica
 _ADVICE = "Give something like `[jax.ShapeDtypeStruct((8, 2), jnp.float32)]`."
 
 
-def checked(name: str, signature: Any) -> tuple[Any, ...] | None:
-    """Return the signature that the function `name` was given, if it can be one."""
+def checked(name: str, signature: object) -> tuple[object, ...] | None:
+    """Return the input signature that was given to the function `name`, after checking it."""
     if signature is None:
         return None
     if not isinstance(signature, (list, tuple)):
@@ -27,7 +28,7 @@ def checked(name: str, signature: Any) -> tuple[Any, ...] | None:
             f"The input signature of `{name}` must be a list or tuple, with one entry for each "
             f"argument; got {described(signature)}. {_ADVICE}"
         )
-    for leaf in _nest.flatten(tuple(signature), handed=True)[0]:
+    for leaf in _nest.flatten(tuple(signature), keep_opaque=True)[0]:
         if not isinstance(leaf, (jax.ShapeDtypeStruct, jax.Array, np.ndarray, np.generic)):
             raise InvalidType(
                 f"The input signature of `{name}` must say the shape and dtype of each argument; "
@@ -37,14 +38,14 @@ def checked(name: str, signature: Any) -> tuple[Any, ...] | None:
 
 
 def conformed(
-    name: str, signature: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    name: str, signature: tuple[object, ...], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[Any, ...]:
-    """Return the arguments of the function `name`, with numbers as the arrays that are asked for.
+    """Return the arguments of the function `name`, with numbers converted to the requested arrays.
 
     Arguments that the signature does not allow are refused.
     """
-    wanted, structure = _nest.flatten(signature, handed=True)
-    given, given_structure = _nest.flatten(args, handed=True)
+    wanted, structure = _nest.flatten(signature, keep_opaque=True)
+    given, given_structure = _nest.flatten(args, keep_opaque=True)
     if kwargs or given_structure != structure:
         raise InvalidType(
             f"`{name}` has the input signature {signature}, and was called with "
@@ -54,7 +55,7 @@ def conformed(
     return jax.tree.unflatten(structure, leaves)
 
 
-def _leaf(name: str, spec: jax.ShapeDtypeStruct, leaf: Any) -> Any:
+def _leaf(name: str, spec: jax.ShapeDtypeStruct, leaf: Leaf) -> Leaf:
     if isinstance(leaf, DistributedIterator):
         raise InvalidType(
             f"`{name}` has the input signature {spec}, and was called with an iterator. Give it "

@@ -1,4 +1,4 @@
-"""What a replica can do with the others."""
+"""The replica context: all that a replica can do with the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,70 +14,73 @@ import numpy as np
 from jax.core import Tracer
 
 from replicax import _context, _nest
-from replicax._context import Kind
-from replicax._enums import GradientReduction, ReduceOp
-from replicax._nest import Whole
-from replicax._typing import Nest
+from replicax._context import ContextKind
+from replicax._enums import GradientReduction, ReduceOp, ReduceOpLike
+from replicax._nest import AlwaysLeaf
+from replicax._typing import ArrayLike, Leaf, Nest, Values
 from replicax.collectives import (
-    CollectiveHints,
     CommunicationOptions,
+    Hints,
+    agree_on_unknown_shapes,
     merge_options,
+    reduction_of,
     require_numeric,
 )
 from replicax.errors import ContextError
 from replicax.execution._executor import require_call
-from replicax.execution._gradients import combined, weighted
+from replicax.execution._gradient_reduction import combined, weighted
 from replicax.execution._summed_twice import Report, Site, are_equal, users_line
 from replicax.values import Mirrored, PerReplica
 from replicax.variables import Variable
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
-    from replicax.topology import Home
+    from replicax.strategies import Strategy
+    from replicax.topology import DeviceOrSharding
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What a replica comes to a meeting with.
+    """The function and the arguments that a replica brings to a meeting.
 
-    `label` and `subjects` say what the meeting is about; those of all replicas have to agree.
+    `label` and `subjects` describe the meeting; those of all replicas must agree.
     """
 
     label: str
     fn: Callable[..., Nest]
     arguments: tuple[tuple[Nest, ...], dict[str, Nest]]
     always_wrap: bool = False
-    subjects: tuple[Any, ...] = ()
+    subjects: tuple[object, ...] = ()
 
     def agrees_with(self, other: Meeting) -> bool:
         return (
             self.label == other.label
             and len(self.subjects) == len(other.subjects)
             and all(
-                a is b or (not isinstance(a, Whole) and a == b)
+                a is b or (not isinstance(a, AlwaysLeaf) and a == b)
                 for a, b in zip(self.subjects, other.subjects, strict=True)
             )
         )
 
 
 class Merger(ABC):
-    """How the replicas of one `run` meet: the single thing that an execution has to provide."""
+    """The way the replicas of one `run` meet: the single thing that an execution must provide."""
 
     @abstractmethod
     def merge(self, local_index: int, meeting: Meeting) -> Nest:
-        """Waits for all replicas, calls `meeting.fn(strategy, ...)` once, hands out the result.
+        """Wait for all replicas, call `meeting.fn(strategy, ...)` once, hand out the result.
 
         The arguments are merged over the replicas as `regroup` says.
         """
 
     @abstractmethod
-    def once(self, local_index: int, label: str, make: Callable[[], Any]) -> Any:
+    def once(self, local_index: int, label: str, make: Callable[[], Values]) -> Values:
         """Call `make` once for all replicas, in cross-replica context; hand out the result.
 
-        The first replica does it when it comes by, and waits for nobody.
+        The first replica does it when it gets there, and does not wait for the others.
         """
 
-    def watch(self, gradients: list[Any], report: Report) -> list[Any] | None:
+    def watch(self, gradients: list[Nest], report: Report) -> list[object] | None:
         """Return gradients that are summed next, so that those reduced before are reported later.
 
         None where they are numbers, which can be compared at once.
@@ -89,7 +92,7 @@ class Merger(ABC):
 class ReplicaContext:
     """One replica of a strategy, from the point of view of the code that it runs.
 
-    Got by `rx.get_replica_context()` inside the function given to `strategy.run`.
+    `rx.get_replica_context()` returns it inside the function given to `strategy.run`.
 
     >>> import replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -112,7 +115,7 @@ class ReplicaContext:
         devices: tuple[jax.Device, ...],
         row_weight: Callable[[], float | jax.Array] = lambda: 1.0,
     ) -> None:
-        self._strategy = strategy
+        self._strategy: Strategy = strategy
         self._identity: StrategyLike | None = strategy.identity
         self._merger = merger
         self._replica_id = replica_id
@@ -124,18 +127,18 @@ class ReplicaContext:
         self._reduced_shapes: set[tuple[int, ...]] = set()
 
     @property
-    def strategy(self) -> Any:
+    def strategy(self) -> Strategy:
         """The strategy whose replica this is."""
         return self._strategy
 
     @property
     def replica_id_in_sync_group(self) -> int | jax.Array:
-        """Which replica this is, from 0 to `num_replicas_in_sync - 1`."""
+        """The number of this replica, from 0 to `num_replicas_in_sync - 1`."""
         return self._replica_id
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas work together."""
+        """The number of replicas that work together."""
         return self._num_replicas
 
     @property
@@ -144,22 +147,22 @@ class ReplicaContext:
         return self._devices
 
     @property
-    def home(self) -> Home:
-        """Where the arrays of this replica are."""
-        return self._strategy.topology.local_homes[self._local_index]
+    def sharding(self) -> DeviceOrSharding:
+        """The device, or the sharding, of this replica's arrays."""
+        return self._strategy.topology.local_shardings[self._local_index]
 
     @property
     def local_index(self) -> int:
-        """Which of this process's replicas it is."""
+        """The number of this replica among those of this process."""
         return self._local_index
 
     def merge_call(
         self,
-        fn: Callable[..., Nest],
+        fn: Callable[..., Values],
         args: Sequence[Nest] = (),
         kwargs: Mapping[str, Nest] | None = None,
-    ) -> Nest:
-        """Calls `fn(strategy, *args, **kwargs)` once, in cross-replica context, for all replicas.
+    ) -> Values:
+        """Call `fn(strategy, *args, **kwargs)` once, in cross-replica context, for all replicas.
 
         Values that differ between the replicas reach `fn` as `PerReplica`. What it returns is
         given to every replica, distributed values as that replica's component.
@@ -168,51 +171,87 @@ class ReplicaContext:
         label = f"merge_call({getattr(fn, '__qualname__', repr(fn))})"
         return self._meet(Meeting(label, fn, (tuple(args), dict(kwargs or {}))))
 
+    @overload
     def all_reduce(
         self,
-        op: ReduceOp | str,
-        value: Nest,
-        options: CommunicationOptions | CollectiveHints | None = None,
+        op: ReduceOpLike,
+        value: ArrayLike,
+        options: Hints = None,
         *,
-        experimental_hints: CommunicationOptions | CollectiveHints | None = None,
+        experimental_hints: Hints = None,
+    ) -> jax.Array: ...
+    @overload
+    def all_reduce(
+        self,
+        op: ReduceOpLike,
+        value: Values,
+        options: Hints = None,
+        *,
+        experimental_hints: Hints = None,
+    ) -> Values: ...
+    def all_reduce(
+        self,
+        op: ReduceOpLike,
+        value: Nest,
+        options: Hints = None,
+        *,
+        experimental_hints: Hints = None,
     ) -> Nest:
-        """Combines a nest of arrays over the replicas; all of them get the result.
+        """Combine a nest of arrays over the replicas; all of them get the result.
 
-        Differentiable: the gradient is the `all_reduce` of the replicas' gradients by the same op.
+        It is differentiable. The gradient of SUM and MEAN is the `all_reduce` of the replicas'
+        gradients by the same op; that of MAX and MIN is the sum of the replicas' gradients where
+        this replica's value was chosen, which those that are equal share.
         """
         op = ReduceOp.parse(op)
         usual = self._strategy.extended.communication_options
         merged = merge_options(options, experimental_hints, usual)
-        leaves, structure = self._numeric_leaves(value, "all_reduce")
-
-        def collective(arrays: list[jax.Array]) -> list[jax.Array]:
-            def reduce(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
-                return strategy.collectives.reduce(op, values, merged)
-
-            return self.merge(f"all_reduce({op.value})", reduce, arrays, (structure,))
-
-        def differentiable(arrays: list[jax.Array]) -> list[jax.Array]:
-            return _differentiable(
-                collective, lambda _, cotangents: differentiable(cotangents), arrays
-            )
-
-        results = differentiable(leaves)
-        if self._num_replicas > 1:  # the context of the default strategy stays for ever
+        leaves, structure = self._numeric_leaves(value, f"all_reduce({op.value})", op)
+        results = self._reduce(op, leaves, structure, merged)
+        if self._num_replicas > 1:  # the context of the default strategy stays forever
             alive = [each for each in self._reduced if each() is not None]
             self._reduced = [*alive, *map(weakref.ref, results)]
             self._reduced_shapes.update(np.shape(each) for each in results)
         return jax.tree.unflatten(structure, results)
 
+    def _reduce(
+        self,
+        op: ReduceOp,
+        leaves: list[jax.Array],
+        structure: object,
+        options: CommunicationOptions,
+    ) -> list[jax.Array]:
+        """Combine the replicas' leaves of one structure."""
+
+        def collective(arrays: list[jax.Array]) -> list[jax.Array]:
+            def reduce(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
+                return strategy.collectives.reduce(op, values, options)
+
+            return self.merge(f"all_reduce({op.value})", reduce, arrays, (structure,))
+
+        def gradient(arrays: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
+            reduction = reduction_of(op)
+            if reduction.linear:
+                return self._reduce(op, cotangents, structure, options)
+            totals = self._reduce(ReduceOp.SUM, cotangents, structure, options)
+            everyones = self.all_gather([array[None] for array in arrays], 0, options)
+            return [
+                reduction.gradient(components, total)[self._replica_id]
+                for components, total in zip(everyones, totals, strict=True)
+            ]
+
+        return _differentiable(collective, gradient, leaves)
+
     def merge_gradients(
         self,
         label: str,
         fn: Callable[..., Nest],
-        gradients: Sequence[Any],
+        gradients: Sequence[object],
         *,
-        shared: Sequence[Any] = (),
+        shared: Sequence[object] = (),
         reduction: GradientReduction | None = None,
         options: CommunicationOptions | None = None,
-        subjects: Sequence[Any] = (),
+        subjects: Sequence[object] = (),
         report: Report | None = None,
     ) -> Nest:
         """Meet the other replicas; call `fn(strategy, gradients, shared)` once, for all of them.
@@ -220,14 +259,14 @@ class ReplicaContext:
         This is where the gradients of every optimizer are combined.
 
         Args:
-          label: What errors call the meeting.
+          label: The name of the meeting in errors.
           fn: Gets the reduced gradients, and `shared`, as lists of `Mirrored`.
           gradients: Those of this replica.
           shared: Values that are the same on all replicas.
           reduction: By default that of the strategy. A MEAN is weighted by the replicas' rows.
           options: How they travel.
           subjects: The objects that it is about.
-          report: Is told the user's line if gradients are summed that had been reduced before.
+          report: Called with the user's line if gradients are summed that were reduced before.
         """
         chosen = self._strategy.gradient_reduction if reduction is None else reduction
         usual = self._strategy.extended.communication_options
@@ -281,7 +320,7 @@ class ReplicaContext:
             )
         return jax.tree.unflatten(structure, leaves)
 
-    def _may_have_reduced(self, gradients: Sequence[Any]) -> bool:
+    def _may_have_reduced(self, gradients: Sequence[Nest]) -> bool:
         """Tell whether `all_reduce` has returned something of the shape of each gradient.
 
         Scalars say nothing: the loss is one as well.
@@ -289,17 +328,36 @@ class ReplicaContext:
         shapes = {np.shape(each) for each in gradients} - {()}
         return bool(shapes) and shapes <= self._reduced_shapes
 
+    @overload
+    def all_gather(
+        self,
+        value: ArrayLike,
+        axis: int,
+        options: Hints = None,
+        *,
+        experimental_hints: Hints = None,
+    ) -> jax.Array: ...
+    @overload
+    def all_gather(
+        self,
+        value: Values,
+        axis: int,
+        options: Hints = None,
+        *,
+        experimental_hints: Hints = None,
+    ) -> Values: ...
     def all_gather(
         self,
         value: Nest,
         axis: int,
-        options: CommunicationOptions | CollectiveHints | None = None,
+        options: Hints = None,
         *,
-        experimental_hints: CommunicationOptions | CollectiveHints | None = None,
+        experimental_hints: Hints = None,
     ) -> Nest:
-        """Puts the replicas' arrays one after another along `axis`; all replicas get the result.
+        """Put the replicas' arrays one after another along `axis`; all replicas get the result.
 
-        Differentiable: each replica's gradient is its part of the sum of the replicas' gradients.
+        It is differentiable: each replica's gradient is its part of the sum of the replicas'
+        gradients.
         """
         usual = self._strategy.extended.communication_options
         merged = merge_options(options, experimental_hints, usual)
@@ -315,6 +373,7 @@ class ReplicaContext:
             def scatter(strategy: StrategyLike, *values: PerReplica) -> list[PerReplica]:
                 gathered, gradients = values[: len(arrays)], values[len(arrays) :]
                 sums = strategy.collectives.reduce(ReduceOp.SUM, gradients, merged)
+                agree_on_unknown_shapes(gathered)
                 return [
                     _split_like(total, value, axis)
                     for total, value in zip(sums, gathered, strict=True)
@@ -324,22 +383,16 @@ class ReplicaContext:
             if _context.current().program is None:
                 return self.merge(label, scatter, [*arrays, *cotangents])
 
-            def total(strategy: StrategyLike, *values: PerReplica) -> list[Mirrored]:
-                return strategy.collectives.reduce(ReduceOp.SUM, values, merged)
+            def equal_parts(strategy: StrategyLike, *values: PerReplica) -> list[PerReplica]:
+                return strategy.collectives.reduce_scatter(ReduceOp.SUM, values, axis, merged)
 
-            # In a program, where all have the same sizes.
-            sums = self.merge(label, total, cotangents)
-            sizes = [np.shape(array)[axis] for array in arrays]
-            return [
-                jax.lax.dynamic_slice_in_dim(whole, self._replica_id * size, size, axis)
-                for whole, size in zip(sums, sizes, strict=True)
-            ]
+            return self.merge(label, equal_parts, cotangents)  # in a program sizes are equal
 
         outputs = _differentiable(collective, own_part, leaves)
         return jax.tree.unflatten(structure, outputs)
 
     def aggregate(self, variable: Variable, value: jax.Array) -> jax.Array:
-        """Combines what the replicas write to `variable`, as its aggregation says."""
+        """Combine the replicas' writes to `variable`, as its aggregation says."""
         aggregation = variable.aggregation
 
         def collective(arrays: list[jax.Array]) -> list[jax.Array]:
@@ -349,7 +402,7 @@ class ReplicaContext:
             label = f"a write to variable {variable.name!r}"
             return self.merge(label, combine, arrays, (variable,))
 
-        # What is written to a variable is not differentiated, as with a gradient tape.
+        # Writes to a variable are not differentiated, as with a gradient tape.
         def no_gradient(arrays: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
             return [jnp.zeros_like(array) for array in arrays]
 
@@ -360,9 +413,9 @@ class ReplicaContext:
         label: str,
         fn: Callable[..., Nest],
         args: Sequence[Nest],
-        subjects: Sequence[Any] = (),
+        subjects: Sequence[object] = (),
     ) -> Nest:
-        """Meets the other replicas; `fn` gets every leaf of `args` as a `PerReplica`.
+        """Meet the other replicas; `fn` gets every leaf of `args` as a `PerReplica`.
 
         Errors call the meeting `label`; `subjects` are the objects that it is about.
         """
@@ -370,11 +423,11 @@ class ReplicaContext:
             Meeting(label, fn, (tuple(args), {}), always_wrap=True, subjects=tuple(subjects))
         )
 
-    def once(self, label: str, make: Callable[[], Any]) -> Any:
+    def once(self, label: str, make: Callable[[], Values]) -> Values:
         """Call `make` once for all replicas, in cross-replica context.
 
-        The first replica does it, and goes on. So what it leaves in an object of the user, such as
-        a variable under a name, the others find there.
+        The first replica does it, and continues. Whatever it stores in an object of the user, such
+        as a variable under a name, the others find there.
         """
         self._require_running(label)
         return self._merger.once(self._local_index, label, make)
@@ -388,7 +441,7 @@ class ReplicaContext:
     def _require_running(self, label: str) -> None:
         frame = _context.current()
         here = frame.replica is self or (self._identity is None and frame.strategy is None)
-        if frame.kind is not Kind.REPLICA or not here:
+        if frame.kind is not ContextKind.REPLICA or not here:
             raise ContextError(
                 f"`{label}` was called on replica {self._replica_id} of "
                 f"{self._strategy!r} outside of its replica context. Current context: {frame}. "
@@ -396,26 +449,29 @@ class ReplicaContext:
                 "`strategy.reduce` or `strategy.gather`."
             )
 
-    def _numeric_leaves(self, value: Nest, method: str) -> tuple[list[jax.Array], Any]:
+    def _numeric_leaves(
+        self, value: Nest, method: str, op: ReduceOp | None = None
+    ) -> tuple[list[jax.Array], object]:
+        reduction = None if op is None else reduction_of(op)
         leaves, structure = _nest.flatten(value)
         leaves = [leaf.value if isinstance(leaf, Variable) else leaf for leaf in leaves]
         for leaf in leaves:
             if not isinstance(leaf, Tracer):
-                require_numeric(leaf, method)
+                require_numeric(leaf, method, reduction)
         return [jnp.asarray(leaf) for leaf in leaves], structure
 
     def __repr__(self) -> str:
         return f"<replica {self._replica_id} of {self._strategy!r}>"
 
 
-def _own(leaf: Any) -> Any:
+def _own(leaf: object) -> Leaf:
     """Return this replica's component of a value that its function closes over."""
     own = leaf.own_component() if isinstance(leaf, PerReplica) else None
     return leaf if own is None else own
 
 
 def _split_like(total: Mirrored, value: PerReplica, axis: int) -> PerReplica:
-    """The parts of a sum that belong to the local replicas' components of `value`."""
+    """Return the parts of a sum that belong to the local replicas' components of `value`."""
     ends = np.cumsum([shape[axis] for shape in value.shapes])
     starts = [0, *ends[:-1]]
     topology = value.topology
@@ -434,7 +490,7 @@ def _differentiable(
     backward: Callable[[list[jax.Array], list[jax.Array]], list[jax.Array]],
     leaves: list[jax.Array],
 ) -> list[jax.Array]:
-    """Calls `collective(leaves)` with `backward(leaves, cotangents)` as its gradient rule.
+    """Call `collective(leaves)` with `backward(leaves, cotangents)` as its gradient rule.
 
     Concrete arrays go straight through. Under `jax.grad`, JAX calls the two rules with concrete
     arrays, one replica at a time, which is what makes collectives of threads differentiable.
@@ -448,10 +504,10 @@ def _differentiable(
         return collective(leaves)
 
     def forward(leaves: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        # Differentiable again, for derivatives of derivatives.
+        # This is differentiable again, for derivatives of derivatives.
         return _differentiable(collective, backward, leaves), leaves
 
-    def reverse(leaves: list[jax.Array], cotangents: list[jax.Array]) -> tuple[list[Any]]:
+    def reverse(leaves: list[jax.Array], cotangents: list[jax.Array]) -> tuple[list[object]]:
         kept = [i for i, float_like in enumerate(inexact) if float_like]
         results = backward([leaves[i] for i in kept], [cotangents[i] for i in kept])
         found = dict(zip(kept, results, strict=True))

@@ -1,4 +1,4 @@
-"""Gradients that were reduced over the replicas, and are about to be summed: whom to tell, where.
+"""Warnings of gradients that were reduced over the replicas, and are about to be summed.
 
 Eager replicas have numbers, which are compared. In a program gradients are marked where they are
 summed, and its jaxpr shows whether what is marked had differed between the replicas.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
@@ -16,6 +15,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from replicax._once import first_time
 from replicax.errors import SummedTwice
 from replicax.execution._varying import Level, runs_in, visit_run
 from replicax.values import PerReplica
@@ -44,12 +44,8 @@ def users_line() -> Site:
     return Site(frame.f_code.co_filename, frame.f_lineno)
 
 
-_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-_lines: set[Site] = set()
-
-
 def warn_once(optimizer: Any, what: str, advice: str, site: Site) -> None:
-    """Warn of a sum of sums: once for an optimizer, or for a line if there is none to know again.
+    """Warn of a sum of sums: once per optimizer, or per line if there is none to know again.
 
     Args:
       optimizer: Whose gradients they are; None if that is a new object in every step.
@@ -57,10 +53,9 @@ def warn_once(optimizer: Any, what: str, advice: str, site: Site) -> None:
       advice: What to do instead.
       site: Where it is called.
     """
-    told, one = (_lines, site) if optimizer is None else (_optimizers, optimizer)
-    if one in told:
+    topic = SummedTwice if optimizer is not None else (SummedTwice, site)
+    if not first_time(topic, about=optimizer):
         return
-    told.add(one)
     warnings.warn_explicit(
         f"{what} at {site.filename}:{site.line} got gradients that have been reduced over the "
         "replicas already (by `all_reduce`, `lax.psum` or `lax.pmean`), and sums them once more. "
@@ -82,13 +77,13 @@ def are_equal(gradients: Sequence[PerReplica]) -> bool:
 
 
 @final
-class Watched:
-    """The gradients that a program sums, each group with whom to tell."""
+class WatchedGradients:
+    """The gradients that a program sums, each group with the function that reports it."""
 
     def __init__(self) -> None:
         self._groups: list[tuple[Site, Report]] = []
 
-    def mark(self, gradients: Sequence[Any], report: Report) -> list[Any]:
+    def mark(self, gradients: Sequence[object], report: Report) -> list[object]:
         """Return the gradients so that they are found in the jaxpr; XLA sees nothing of it."""
         name = f"{_PREFIX}{len(self._groups)}"
         self._groups.append((users_line(), report))

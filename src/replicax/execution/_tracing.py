@@ -1,4 +1,4 @@
-"""Traces a function that reads and writes variables into one pure jaxpr."""
+"""Tracing a function that reads and writes variables into one pure jaxpr."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jax.extend.core import ClosedJaxpr
 from replicax import _context
 from replicax._context import Frame
 from replicax.errors import InconsistentTracing
-from replicax.execution._plan import Plan
-from replicax.execution._program import OuterLevel
-from replicax.execution._pulling import Pulls
-from replicax.execution._summed_twice import Watched
+from replicax.execution._captures import Captures
+from replicax.execution._iterator_elements import TakenElements
+from replicax.execution._program_levels import OuterLevel
+from replicax.execution._summed_twice import WatchedGradients
 from replicax.topology import Topology
-from replicax.variables import Variable
+from replicax.variables import Variable, storage_of
 
 Trace = Callable[[OuterLevel, Sequence[Any]], list[jax.Array]]
 
@@ -37,89 +37,89 @@ class TracedProgram:
       written: The variables that it writes. Their states come first, in and out.
       read: Those that it only reads, whose states come next.
       topology: Of the strategy that it runs; None if it needs none.
-      plan: What the first pass has found.
+      captures: What the first pass has found.
     """
 
     jaxpr: ClosedJaxpr
     written: list[Variable]
     read: list[Variable]
     topology: Topology | None
-    plan: Plan
+    captures: Captures
 
 
 def trace_program(
     function: Callable[[list[Any]], list[jax.Array]],
     frame: Frame,
-    arrays: Sequence[Any],
-    pulls: Pulls,
+    arrays: Sequence[object],
+    taken: TakenElements,
 ) -> TracedProgram:
-    """Trace a function of arrays, and of the variables and iterators that it uses by itself.
+    """Trace a function of arrays that may also use variables and iterators.
 
     Args:
       function: Returns arrays.
       frame: The context in which the function was called.
       arrays: Its arguments; only their shapes and dtypes matter.
-      pulls: Is told which elements of iterators the function takes.
+      taken: Records the elements of iterators that the function takes.
     """
 
-    def trace(level: OuterLevel, arrays: Sequence[Any]) -> list[jax.Array]:
+    def trace(level: OuterLevel, arrays: Sequence[object]) -> list[jax.Array]:
         frame_here = replace(frame, program=level, transaction=None)
         with _context.entered(frame_here), _pass(object()):
             return function(list(arrays))
 
-    plan = Plan(pulls=pulls)
+    captures = Captures(taken=taken)
     try:
-        return _in_two_passes(trace, arrays, plan)
+        return _in_two_passes(trace, arrays, captures)
     except InconsistentTracing:
-        if not plan.skipped:
+        if not captures.skipped:
             raise
         # The rule of a `custom_vjp` may use variables that nothing else does. But if the first pass
         # does not find the same again, Python state has changed, and that is not to be hidden.
-        found = plan.found()
-        pulls.restart()
-        again = Plan(pulls=pulls)
+        found = captures.found()
+        taken.restart()
+        again = Captures(taken=taken)
         _first_pass(trace, arrays, again)
         if again.found() != found:
             raise
-    pulls.restart()
-    return _in_two_passes(trace, arrays, Plan(pulls=pulls, thorough=True))
+    taken.restart()
+    return _in_two_passes(trace, arrays, Captures(taken=taken, thorough=True))
 
 
-def _first_pass(trace: Trace, arrays: Sequence[Any], plan: Plan) -> ClosedJaxpr:
-    def find(arrays: Sequence[Any]) -> list[jax.Array]:
-        level = OuterLevel(plan, None)
+def _first_pass(trace: Trace, arrays: Sequence[object], captures: Captures) -> ClosedJaxpr:
+    def find(arrays: Sequence[object]) -> list[jax.Array]:
+        level = OuterLevel(captures, None)
         results = trace(level, arrays)
-        plan.outer = level.touched
+        captures.outer = level.touched
         return results
 
     return jax.make_jaxpr(find)(arrays)
 
 
-def _in_two_passes(trace: Trace, arrays: Sequence[Any], plan: Plan) -> TracedProgram:
-    jaxpr = _first_pass(trace, arrays, plan)
-    written = list(plan.outer.written)
-    read = [variable for variable in plan.outer.read if variable not in plan.outer.written]
+def _in_two_passes(trace: Trace, arrays: Sequence[object], captures: Captures) -> TracedProgram:
+    jaxpr = _first_pass(trace, arrays, captures)
+    written = list(captures.outer.written)
+    read = [variable for variable in captures.outer.read if variable not in captures.outer.written]
     variables = [*written, *read]
-    topology = plan.topology or _home_of(variables) or plan.noted
-    if plan.complete:
-        return TracedProgram(jaxpr, written, read, topology, plan)
-    plan.topology, plan.watched = topology, Watched()
+    topology = captures.topology or _topology_of(variables) or captures.noted
+    if captures.complete:
+        return TracedProgram(jaxpr, written, read, topology, captures)
+    captures.topology, captures.watched = topology, WatchedGradients()
 
     def pure(
-        states: Sequence[Any], arrays: Sequence[Any], elements: Sequence[Sequence[Any]]
+        states: Sequence[object], arrays: Sequence[object], elements: Sequence[Sequence[object]]
     ) -> list[jax.Array]:
-        refs = {v: jax.new_ref(state) for v, state in zip(variables, states, strict=True)}
-        results = trace(OuterLevel(plan, refs, elements), arrays)
-        return [*(refs[variable][...] for variable in written), *results]
+        cells = captures.outer.cells(variables, states)
+        results = trace(OuterLevel(captures, cells, elements), arrays)
+        return [*(cells[variable].last() for variable in written), *results]
 
-    states = [variable.lift(topology) for variable in variables]
-    elements = [element.arrays or [] for element in plan.pulls.elements]
+    states = [storage_of(variable).lift(topology) for variable in variables]
+    elements = [element.arrays or [] for element in captures.taken.elements]
     jaxpr = jax.make_jaxpr(pure)(states, arrays, elements)
-    return TracedProgram(jaxpr, written, read, topology, plan)
+    return TracedProgram(jaxpr, written, read, topology, captures)
 
 
-def _home_of(variables: Sequence[Variable]) -> Topology | None:
-    """The topology of a program without a `run`, if its variables have one."""
+def _topology_of(variables: Sequence[Variable]) -> Topology | None:
+    """Return the topology of a program without a `run`, if its variables have one."""
     for variable in variables:
         if variable.strategy is not None:
             return variable.strategy.topology

@@ -25,11 +25,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from replicax._jax_compat import apply_equation, calls_python, jaxprs_within, without_constants
-from replicax.execution._pulling import NotOneProgram
-from replicax.execution._signature import is_paddable
+from replicax._typing import Nest
+from replicax.execution._cache_key import is_paddable
+from replicax.execution._cells import in_cells, unpacked
+from replicax.execution._iterator_elements import NotOneProgram
 from replicax.topology import REPLICA_AXIS
 from replicax.values import Shape, largest_of
 
@@ -48,11 +50,8 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-# What they name is an axis, and they do not speak to anybody.
+# These name the axis, and do not communicate.
 _SILENT = ("axis_index", "pvary", "pcast")
-
-# How many operands reads and writes of a whole ref have.
-_WHOLE = {"get": 1, "swap": 2}
 
 Arrays = list[jax.Array]
 _Steps = Generator[tuple[Any, Arrays], Arrays, Arrays]
@@ -78,20 +77,20 @@ class Variants:
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def of_replicas(self, each: Sequence[Any]) -> list[Any]:
-        """Return what the replicas have, of what the variants have."""
+    def of_replicas(self, each: Sequence[object]) -> list[Any]:
+        """Return the replicas' values, given those of the variants."""
         return [each[variant] for variant in self.of_replica]
 
 
 def trace(function: Callable[[Arrays], Arrays], arguments: Arrays) -> ClosedJaxpr:
-    """Trace one variant; refuse what must not be done for a replica that is of another one."""
+    """Trace one variant; refuse effects that must not happen for replicas of another one."""
     jaxpr = jax.make_jaxpr(function)(arguments)
     if calls_python(jaxpr):
         raise NotOneProgram
     return jaxpr
 
 
-def merged_shapes(
+def result_shapes(
     jaxprs: Sequence[ClosedJaxpr], may_differ: int
 ) -> tuple[list[list[Shape]], list[Any]]:
     """Return the shapes of each result in the variants, and the results' dtypes.
@@ -103,15 +102,15 @@ def merged_shapes(
     ]
     if len(set(map(len, results))) > 1:
         raise NotOneProgram
-    merged: list[list[Shape]] = []
+    found: list[list[Shape]] = []
     for number, avals in enumerate(zip(*results, strict=True)):
         shapes = [aval.shape for aval in avals]
         dtypes = [aval.dtype for aval in avals]
         alike = len(set(shapes)) == 1 and len(set(dtypes)) == 1
         if not alike and not (number < may_differ and is_paddable(shapes, dtypes)):
             raise NotOneProgram
-        merged.append(shapes)
-    return merged, [aval.dtype for aval in results[0]]
+        found.append(shapes)
+    return found, [aval.dtype for aval in results[0]]
 
 
 def compute(variants: Variants, jaxprs: Sequence[ClosedJaxpr], arguments: Arrays) -> Arrays:
@@ -138,8 +137,8 @@ def compute(variants: Variants, jaxprs: Sequence[ClosedJaxpr], arguments: Arrays
 
 def _advance(
     running: Sequence[_Steps], results: Arrays | None
-) -> tuple[list[tuple[Any, Arrays]], list[Arrays]]:
-    """Have each variant compute up to where it communicates next; or, all of them, to the end."""
+) -> tuple[list[tuple[object, Arrays]], list[Arrays]]:
+    """Make each variant compute up to where it communicates next; or, all of them, to the end."""
     meetings: list[tuple[Any, Arrays]] = []
     ended: list[Arrays] = []
     for steps in running:
@@ -187,41 +186,22 @@ def _alike(cases: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 @final
-class _Cell:
-    """A `jax.Ref` of a variant: its value, for as long as that is read and written as a whole."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self._ref: Any = None
-
-    @property
-    def whole(self) -> bool:
-        return self._ref is None
-
-    def ref(self) -> Any:
-        """The real one, from now on: for what reads or writes parts, or has a body."""
-        if self._ref is None:
-            self._ref = jax.new_ref(jnp.asarray(self.value))
-        return self._ref
-
-
-@final
 class _Shared:
     """The results of equations that were computed, for variants that have the same ones."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[list[Any], list[Any]]] = {}
 
-    def apply(self, equation: Any, operands: list[Any]) -> list[Any]:
+    def apply(self, equation: JaxprEqn, operands: list[jax.Array]) -> list[Any]:
         key = self._key(equation, operands)
         if key is None:
             return apply_equation(equation, operands)
         if key not in self._known:
-            # With the operands, so that their ids stay theirs.
+            # The operands are kept too, so that their ids stay theirs.
             self._known[key] = apply_equation(equation, operands), operands
         return self._known[key][0]
 
-    def _key(self, equation: Any, operands: list[Any]) -> Any:
+    def _key(self, equation: JaxprEqn, operands: list[jax.Array]) -> Any:
         if equation.effects and equation.primitive.name != "axis_index":
             return None
         parts = [
@@ -239,17 +219,17 @@ class _Shared:
 
 
 def _is_known_scalar(operand: Any) -> bool:
-    """Whether it is a constant, of which each trace has an object of its own."""
+    """Tell whether it is a constant, of which each trace has an object of its own."""
     if isinstance(operand, Tracer):
         return False
     if isinstance(operand, (bool, int, float, complex)):
         return True
-    # Constants of JAX 0.12 are arrays of a class of their own. The dtype of random keys is no such.
+    # Constants of JAX 0.12 are arrays of a class of their own. Random keys have no NumPy dtype.
     numeric = isinstance(getattr(operand, "dtype", None), np.dtype)
     return numeric and np.ndim(operand) == 0
 
 
-def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Any], shared: _Shared) -> _Steps:
+def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Nest], shared: _Shared) -> _Steps:
     """Compute a jaxpr; yield each equation that communicates with its operands, for its results."""
     jaxpr = without_constants(closed)
     inputs = (*jaxpr.constvars, *jaxpr.invars)
@@ -260,13 +240,13 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Any], shared: _Shared) ->
 
     for equation in jaxpr.eqns:
         operands = [read(variable) for variable in equation.invars]
-        results = _in_cells(equation, operands)
+        results = in_cells(equation, operands)
         if results is not None:
             pass
         elif _communicates(equation):
             results = yield equation, operands
         elif not _is_opened(equation):
-            results = shared.apply(equation, [_unpacked(operand) for operand in operands])
+            results = shared.apply(equation, [unpacked(operand) for operand in operands])
         else:
             called = equation.params.get(_CALLS.get(equation.primitive.name, ""))
             if called is None:
@@ -276,10 +256,10 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Any], shared: _Shared) ->
     return [read(variable) for variable in jaxpr.outvars]
 
 
-def _is_opened(equation: Any) -> bool:
-    """Whether the equations inside of one are computed one by one.
+def _is_opened(equation: JaxprEqn) -> bool:
+    """Tell whether the equations inside of one are computed one by one.
 
-    Also those of every `jax.jit`: its body may be a new object in each variant, such as the update
+    Those of every `jax.jit` are: its body may be a new object in each variant, such as the update
     of an optimizer, and would not be known as the same.
     """
     return equation.primitive.name in ("jit", "pjit") or any(
@@ -287,37 +267,11 @@ def _is_opened(equation: Any) -> bool:
     )
 
 
-def _in_cells(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """What an equation does with refs, if that needs none; else None."""
-    name = equation.primitive.name
-    if name == "new_ref":
-        return [_Cell(_array(equation.invars[0], operands[0]))]
-    cell = operands[0] if operands else None
-    if not isinstance(cell, _Cell) or not cell.whole or len(operands) != _WHOLE.get(name):
-        return None
-    aval = equation.outvars[0].aval
-    if (aval.shape, aval.dtype) != (cell.value.shape, cell.value.dtype):
-        return None
-    before = cell.value
-    if name == "swap":
-        cell.value = _array(equation.invars[1], operands[1])
-    return [before]
-
-
-def _array(variable: Any, value: Any) -> Any:
-    dtype = variable.aval.dtype
-    return jnp.asarray(value, dtype) if isinstance(variable, Literal) else value
-
-
-def _unpacked(operand: Any) -> Any:
-    return operand.ref() if isinstance(operand, _Cell) else operand
-
-
 def _closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
-def _communicates(equation: Any) -> bool:
+def _communicates(equation: JaxprEqn) -> bool:
     if equation.primitive.name in _SILENT:
         return False
     for parameter in ("axes", "axis_name"):

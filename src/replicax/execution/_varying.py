@@ -1,4 +1,4 @@
-"""Which values of a replica's code differ between the replicas, read off its jaxpr.
+"""The values of a replica's code that differ between the replicas, read off its jaxpr.
 
 A value varies if it depends on an input that varies, on the replica's number, or on the host. What
 all replicas get from a reduction over the axis does not vary. The answer errs on one side: what is
@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from replicax._jax_compat import jaxprs_within, mapped_axes, scan_sizes
 from replicax.topology import REPLICA_AXIS
+from replicax.variables import gathers
 
 # Collectives after which every replica has the same.
 _REDUCTIONS = frozenset(
@@ -40,20 +41,24 @@ _CALLS = frozenset(
         "shard_map",
     }
 )
-# What comes from the host or from a device's own state may be different on every replica.
+# Values from the host, or from a device's own state, may differ on every replica.
 _FROM_OUTSIDE = ("callback", "infeed", "rng_uniform")
+
+# The name of a value that was read as the state of a variable where that is in no ref, or was
+# computed of the parts of one.
+STATE = "replicax.state"
 
 
 class Level(enum.IntEnum):
-    """How a value relates to those of the other replicas; the greater one prevails."""
+    """The relation of a value to those of the other replicas; the greater one prevails."""
 
     SAME = 0
     REDUCED = 1  # equal on all replicas, because a value that varied was reduced
     VARYING = 2
 
 
-# Is told of an equation, the highest level of its operands, and of the equation whose condition may
-# differ between the replicas and decides whether this one is computed: None if there is none.
+# It is called with an equation, the highest level of its operands, and the equation whose condition
+# may differ between the replicas and decides whether this one is computed: None if there is none.
 Visit = Callable[[JaxprEqn, Level, JaxprEqn | None], None]
 
 
@@ -70,13 +75,13 @@ def runs_in(program: Jaxpr | ClosedJaxpr) -> list[JaxprEqn]:
 
 
 def visit_run(run: JaxprEqn, visit: Visit) -> None:
-    """Tell `visit` of every equation of a run, as `levels` does."""
+    """Call `visit` with every equation of a run, as `levels` does."""
     split = [REPLICA_AXIS in jax.tree.leaves(tuple(spec)) for spec in run.params["in_specs"]]
     levels(run.params["jaxpr"], split, REPLICA_AXIS, visit)
 
 
 def names_axis(equation: JaxprEqn, axis: str) -> bool:
-    """Tell whether an equation has to do with an axis: a collective, or `axis_index`."""
+    """Tell whether an equation names an axis, as a collective or `axis_index` does."""
     axes = equation.params.get("axes", equation.params.get("axis_name", ()))
     return axis in (axes if isinstance(axes, (tuple, list)) else (axes,))
 
@@ -100,10 +105,10 @@ def levels(
     axis: str,
     visit: Visit | None = None,
 ) -> list[Level]:
-    """Return the level of each output; `visit` is told of every equation.
+    """Return the level of each output; `visit` is called with every equation.
 
-    Of an equation in a loop, or in a jaxpr that is called more than once, it is told several times.
-    The highest level counts.
+    It is called several times for an equation in a loop, or in a jaxpr that is called more than
+    once. The highest level counts.
     """
     given = [Level.VARYING if varies else Level.SAME for varies in varying_inputs]
     return _Flow(axis, visit).through(jaxpr, given, Level.SAME)[0]
@@ -129,7 +134,7 @@ class _Flow:
         jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
         known: dict[Any, Level] = dict(zip(jaxpr.invars, given, strict=True))
 
-        def level_of(atom: Any) -> Level:
+        def level_of(atom: object) -> Level:
             return Level.SAME if isinstance(atom, Literal) else known.get(atom, Level.SAME)
 
         again = True
@@ -156,6 +161,10 @@ class _Flow:
             self._visit(equation, highest, self._parting if control is Level.VARYING else None)
         inner = jaxprs_within(parameters)
         match name:
+            case _ if gathers(equation):  # parts of a variable, which is the same on all replicas
+                results, after = [Level.SAME], operands
+            case "name" if parameters["name"] == STATE:
+                results, after = [_in_a_ref(highest)], operands
             case "new_ref" | "get" | "freeze":
                 results, after = [_in_a_ref(highest)], operands
             case "swap" | "addupdate":
@@ -195,11 +204,11 @@ class _Flow:
             for jaxpr in jaxprs_within(parameters)
             for each in jaxpr.eqns
         ]
-        # Nothing is known of the order in which these run, so no reduction among them counts.
+        # Nothing is known about the order in which these run, so no reduction among them counts.
         return max([highest, *(level for level in within if level is Level.VARYING)])
 
     def _cond(
-        self, branches: Sequence[Any], operands: list[Level], control: Level
+        self, branches: Sequence[object], operands: list[Level], control: Level
     ) -> tuple[list[Level], list[Level]]:
         index, *rest = operands
         outcomes = [self.through(branch, rest, max(control, index)) for branch in branches]
@@ -250,9 +259,9 @@ class _Flow:
 
 
 def _in_a_ref(level: Level) -> Level:
-    """Return the level of what is read from a ref, in which the state of a variable is kept.
+    """Return the level of a read from a ref or a cell, in which a variable's state is kept.
 
-    A variable is the same on all replicas or is not; how it became so is no property of it.
+    A variable is the same on all replicas or is not; how it became so is not a property of it.
     """
     return level if level is Level.VARYING else Level.SAME
 

@@ -21,7 +21,7 @@ from replicax.input._iterator import (
 )
 from replicax.input._memory import aligned
 from replicax.input._options import InputContext, InputOptions
-from replicax.input._splitting import count_rows, shares
+from replicax.input._row_splitting import count_rows, shares
 from replicax.input.sources import Calls, of_a_library
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def from_tensor_slices(arrays: Nest) -> Pipeline:
     """Make a Grain dataset of the rows of a nest of arrays.
 
     It has the methods of a `grain.MapDataset`, and `take`, `skip`, `shard`, `enumerate`, `zip`,
-    `cache` and `prefetch` besides. `shuffle` wants its seed by name.
+    `cache` and `prefetch` besides. `shuffle` takes its seed by name only.
 
-    The arrays are copied, as TensorFlow does, so that later writes to them do not show; a
+    The arrays are copied, as in TensorFlow, so that later writes to them do not show; a
     `np.memmap` is not.
 
     >>> import numpy as np, replicax as rx

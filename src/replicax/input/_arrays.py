@@ -14,14 +14,14 @@ from replicax import _nest
 from replicax._containers import is_container, opened
 from replicax._typing import Nest
 from replicax.input._memory import is_private, private_copy, private_rows
-from replicax.input._splitting import count_rows
+from replicax.input._row_splitting import count_rows
 
 
 @final
 class ArrayDataset(grain.MapDataset):
-    """The rows of a nest of arrays; what a pipeline of `rx.from_tensor_slices` begins with.
+    """The rows of a nest of arrays, with which a pipeline of `rx.from_tensor_slices` begins.
 
-    Grain stacks a batch row by row in Python, some 5 us a row. Batches of arrays are slices, so
+    Grain stacks a batch row by row in Python, some 5 us per row. Batches of arrays are slices, so
     `batch` right after the arrays, or after `shuffle` or a slice of them, takes one.
     """
 
@@ -52,7 +52,7 @@ class ArrayDataset(grain.MapDataset):
         return ArrayDataset(_nest.transform(lambda array: array[sl], self._arrays))
 
     def shuffle(self, seed: int | None = None) -> grain.MapDataset:
-        """Another order every epoch, the same one for the same seed."""
+        """Return the rows in another order every epoch, the same one for the same seed."""
         if seed is None or self._seed is not None or not self._length:
             return super().shuffle(seed=seed)
         return ArrayDataset(self._arrays, seed)
@@ -62,21 +62,21 @@ class ArrayDataset(grain.MapDataset):
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[Any]], Any] | None = None,
+        batch_fn: Callable[[Sequence[Nest]], object] | None = None,
     ) -> grain.MapDataset:
         if batch_fn is not None or batch_size < 1:
             return super().batch(batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
         return Batches(self, batch_size, drop_remainder)
 
     def rows(self, epoch: int, start: int, stop: int) -> Nest:
-        """Rows of an epoch, one after the other."""
+        """Return consecutive rows of an epoch."""
         if self._seed is None:
             return _nest.transform(lambda array: array[start:stop], self._arrays)
         order = self._order(epoch)[start:stop]
         return _nest.transform(lambda array: private_rows(array, order), self._arrays)
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The rows of an epoch; two epochs are kept, for readers that are at the end of one."""
+        """Return the order of an epoch; two are kept, for readers at the end of an epoch."""
         order = self._orders.get(epoch)
         if order is None:
             assert self._seed is not None
@@ -115,7 +115,7 @@ class Batches(grain.MapDataset):
 
 
 def _kept(array: np.ndarray) -> np.ndarray:
-    """A copy, which the user's later writes do not reach; of a file, the file."""
+    """Return a copy, which the user's later writes do not reach; a file is not copied."""
     if isinstance(array, np.memmap):
         view = array.view()
         view.flags.writeable = False
@@ -123,8 +123,8 @@ def _kept(array: np.ndarray) -> np.ndarray:
     return array if is_private(array) else private_copy(array)
 
 
-def _is_row_of_numbers(node: Any) -> bool:
-    """A list of numbers is an array, as for TensorFlow; one of arrays is a nest."""
+def _is_row_of_numbers(node: object) -> bool:
+    """Tell whether a list is one of numbers: an array, as in TensorFlow, and not a nest."""
     return isinstance(node, list) and all(
         np.ndim(leaf) == 0
         and not isinstance(leaf, np.ndarray)

@@ -1,4 +1,4 @@
-"""What users iterate over."""
+"""Distributed datasets, which users iterate over."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from jax.dtypes import canonicalize_dtype
 
 from replicax import _context, cluster
 from replicax._enums import InputReplicationMode
-from replicax._typing import Nest
+from replicax._typing import DatasetLike, Nest
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable
-from replicax.input._agreement import AgreeingFeed
-from replicax.input._elements import Elements, FromMemory, Keeping, Prepared, Watched
+from replicax.input._agreement import AgreeingFeed, InTurn, OfferingFeed
+from replicax.input._element_supply import (
+    CachedSupply,
+    CachingSupply,
+    ElementSupply,
+    Prepared,
+    WatchedSupply,
+)
 from replicax.input._feed import Feed, SplittingFeed, Step, TakingFeed, first_step
 from replicax.input._iterator import DistributedIterator
 from replicax.input._options import InputContext, InputOptions
-from replicax.input._prefetch import Ahead, Producer, ReadAhead
+from replicax.input._prefetch import PrefetchedProducer, Prefetcher
+from replicax.input._row_splitting import Workers
 from replicax.input._sharding import shard
 from replicax.input._source import Source
-from replicax.input._splitting import Workers
 from replicax.input._transfer import owned, to_devices, to_host
 from replicax.input.sources import source_of
 from replicax.topology import Topology
@@ -33,9 +39,9 @@ UNKNOWN_CARDINALITY = -2
 
 
 def distribute(
-    dataset: Any, topology: Topology, options: InputOptions | None
+    dataset: object, topology: Topology, options: InputOptions | None
 ) -> DistributedDataset:
-    """Of a dataset of global batches."""
+    """Distribute a dataset of global batches."""
     options = _checked(options)
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
         raise InvalidArgument(
@@ -53,7 +59,7 @@ def distribute(
         topology,
         options,
         functools.partial(SplittingFeed, source, workers, own),
-        # How many steps a batch takes is known without reading it if it takes one.
+        # Only where each batch takes one step is the number of steps known without reading.
         _Length(source.length if workers.count == 1 or not own else None, source.infinite),
         source.quick,
         reads_alike=not own,
@@ -61,14 +67,16 @@ def distribute(
 
 
 def distribute_from_function(
-    dataset_fn: Callable[[InputContext], Any], topology: Topology, options: InputOptions | None
+    dataset_fn: Callable[[InputContext], DatasetLike],
+    topology: Topology,
+    options: InputOptions | None,
 ) -> DistributedDataset:
-    """Of datasets of the replicas' batches, which a function makes."""
+    """Distribute datasets of the replicas' batches, which a function makes."""
     options = _checked(options)
     if not callable(dataset_fn):
         raise InvalidType(
-            f"`dataset_fn` has to be a function of an `rx.InputContext`; got {dataset_fn!r}. To "
-            "distribute a dataset that is there, use `experimental_distribute_dataset`."
+            f"`dataset_fn` must be a function of an `rx.InputContext`; got {dataset_fn!r}. To "
+            "distribute an existing dataset, use `experimental_distribute_dataset`."
         )
     if options.global_batch_size is not None:
         raise InvalidArgument(
@@ -96,7 +104,7 @@ def distribute_from_function(
     length = _Length.of_steps(sources, len(workers.local))
     if topology.spans_processes:
         length = _Length.of_workers(
-            cluster.current().meet("making a dataset", [length.steps, length.infinite])
+            cluster.current().all_gather("making a dataset", [length.steps, length.infinite])
         )
     return DistributedDataset(
         topology,
@@ -113,11 +121,11 @@ def _checked(options: InputOptions | None) -> InputOptions:
     if options is None:
         return InputOptions()
     if not isinstance(options, InputOptions):
-        raise InvalidType(f"`options` has to be an `rx.InputOptions`; got {options!r}.")
+        raise InvalidType(f"`options` must be an `rx.InputOptions`; got {options!r}.")
     return options
 
 
-def _refuse_distributed(dataset: Any) -> None:
+def _refuse_distributed(dataset: object) -> None:
     if isinstance(dataset, (DistributedDataset, DistributedIterator)):
         raise InvalidType(
             f"{dataset!r} is distributed already. Distribute the dataset that it was made of."
@@ -126,7 +134,7 @@ def _refuse_distributed(dataset: Any) -> None:
 
 @final
 class _Length:
-    """How many steps there are, as far as is known."""
+    """The number of steps, as far as it is known."""
 
     def __init__(self, steps: int | None, infinite: bool) -> None:
         self.steps = steps
@@ -134,7 +142,7 @@ class _Length:
 
     @classmethod
     def of_steps(cls, sources: list[Source], replicas: int) -> _Length:
-        """Of a step that takes one element a replica."""
+        """Return the length if a step takes one element per replica."""
         lengths = [source.length for source in sources]
         each = replicas // len(sources)
         known = [-(-length // each) for length in lengths if length is not None]
@@ -145,7 +153,7 @@ class _Length:
 
     @staticmethod
     def of_workers(lengths: list[tuple[int | None, bool]]) -> _Length:
-        """Of all workers together, who go on as long as one of them has something."""
+        """Return the length for all workers, which continue while one of them has an element."""
         steps = [each for each, _ in lengths if each is not None]
         return _Length(
             max(steps) if len(steps) == len(lengths) else None,
@@ -157,8 +165,8 @@ class _Length:
 class DistributedDataset:
     """A dataset whose elements have a part for every replica; iterate over it as often as you like.
 
-    Made by `Strategy.experimental_distribute_dataset` and
-    `Strategy.distribute_datasets_from_function`.
+    `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function`
+    make it.
 
     >>> import numpy as np, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -190,7 +198,7 @@ class DistributedDataset:
         self._begin = begin
         self._length = length
         self._quick = quick
-        self.reads_alike = reads_alike
+        self._reads_alike = reads_alike
         self.goes_on = goes_on
         self._spec: Nest | None = None
         self._kept: list[Prepared] | None = None
@@ -229,7 +237,7 @@ class DistributedDataset:
     def element_spec(self) -> Nest:
         """Shapes and dtypes of the first replica's part of a full element.
 
-        Reads an element, unless one has been read before.
+        Getting it reads an element, unless one has been read before.
         """
         if self._spec is None and self.goes_on:
             raise InvalidArgument(
@@ -259,50 +267,50 @@ class DistributedDataset:
             ],
         )
 
-    def start(self, steps: int, feed_state: Any) -> Elements:
-        """A pass, from where another one stood after so many steps."""
+    def _start(self, steps: int, feed_state: object) -> ElementSupply:
+        """Start a pass at the point that another one had reached after this many steps."""
         if self._kept is not None:
-            return FromMemory(self._kept, steps)
-        closed = threading.Event()
-        begin = self._pass(closed)
-        if feed_state is None:
-            produce: Callable[[], Producer] = functools.partial(begin, None)
-        else:
-            begun = begin(feed_state)  # here, so that a state that does not fit is refused
-            produce = functools.partial(_given, begun)
+            return CachedSupply(self._kept, steps)
+        together = self._topology.spans_processes
+        # This counts a refused state too, for another one may follow it.
+        number = cluster.current().number(self._topic) if together else 0
+        begin = functools.partial(self._begin, feed_state)
+        if feed_state is not None:  # here, so that a state that does not fit is refused
+            begin = functools.partial(_given, begin())
         depth = self._options.experimental_per_replica_buffer_size
         prepare = functools.partial(self._prepare, steps == 0)
-        if self._quick:
-            ahead = Ahead(produce, prepare, depth, closed=closed)
+        if together:
+            elements: ElementSupply = self._start_together(number, begin, prepare, depth)
+        elif self._quick:
+            elements = Prefetcher(begin, prepare, depth)
         else:
-            reader = ReadAhead(produce, owned, closed)
-            ahead = Ahead(functools.partial(_given, reader), prepare, depth, reader.steps)
-        elements: Elements = ahead
-        if self._topology.spans_processes:
-            elements = Watched(ahead, cluster.current().progress)
+            reader = PrefetchedProducer(begin, owned)
+            elements = Prefetcher(functools.partial(_given, reader), prepare, depth, reader.steps)
         if self._options.experimental_place_dataset_on_device and steps == 0:
-            return Keeping(elements, self._keep)
+            return CachingSupply(elements, self._keep)
         return elements
 
-    def _pass(self, closed: threading.Event) -> Callable[[Any], Feed]:
-        """How a pass begins; where there are several workers, as the same pass on all of them."""
-        if not self._topology.spans_processes:
-            return self._begin
-        session = cluster.current()
-        topic = f"{self._topic}/pass {session.number(self._topic)}"
-
+    def _start_together(
+        self,
+        number: int,
+        begin: Callable[[], Feed],
+        prepare: Callable[[Step], Prepared],
+        depth: int,
+    ) -> ElementSupply:
+        """Start a pass that is the same one on all workers, by its number."""
+        session, closed = cluster.current(), threading.Event()
         replicas = len(self._topology.local_replicas)
-
-        def begin(state: Any) -> Feed:
-            own = functools.partial(self._begin, state)
-            if state is not None:  # which may not fit
-                own = functools.partial(_given, own())
-            return AgreeingFeed(own, replicas, session, topic, closed)
-
-        return begin
+        offering = OfferingFeed(begin, replicas, session, f"{self._topic}/pass {number}")
+        reader = (
+            None if self._quick else PrefetchedProducer(functools.partial(_given, offering), _given)
+        )
+        feed = AgreeingFeed(offering, reader or InTurn(offering), replicas, session, closed)
+        upstream = None if reader is None else reader.steps
+        ahead = Prefetcher(functools.partial(_given, feed), prepare, depth, upstream, closed)
+        return WatchedSupply(ahead, session)
 
     def _keep(self, elements: list[Prepared]) -> None:
-        """From now on all passes give these."""
+        """Give these elements in all passes from now on."""
         self._kept = elements
 
     def _prepare(self, from_start: bool, step: Step) -> Prepared:

@@ -1,28 +1,31 @@
-"""The end of the data, told apart from a StopIteration that a function of the user's raised."""
+"""The end of the data, as distinct from a StopIteration that a user's function raised."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 from replicax.cluster import is_users
 from replicax.errors import InputFailed
 
+if TYPE_CHECKING:
+    from replicax._typing import Nest
+
 
 class EndOfData(Exception):
-    """Says that a reader or a feed has nothing more.
+    """The end of a reader or a feed.
 
     It is no StopIteration, which any code may raise by mistake, as `next` of something empty does.
     """
 
 
 def meaning_of(stop: StopIteration) -> EndOfData | InputFailed:
-    """Return what it means that a dataset's iterator raised this.
+    """Return the meaning of an error that a dataset's iterator raised.
 
-    It is the end, unless the first code of the user's that it came from is a function, such as one
-    given to `map`, and no method of an iterator.
+    It is the end, unless the first user code that it came from is a function, such as one given to
+    `map`, and no method of an iterator.
     """
     trace = stop.__traceback__
     while trace is not None:
@@ -52,16 +55,16 @@ class Guarded:
     """An iterator that raises StopIteration at its own end only.
 
     Whatever reads from it may take every StopIteration for the end: a batch of Grain that meets one
-    is short, and the next batch goes on behind it. For what else it is asked, the iterator answers.
+    is short, and the next batch continues behind it. Other attributes are those of the iterator.
     """
 
-    def __init__(self, iterator: Iterator[Any]) -> None:
+    def __init__(self, iterator: Iterator[Nest]) -> None:
         self._iterator = iterator
 
     def __iter__(self) -> Guarded:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Nest:
         try:
             return next(self._iterator)
         except StopIteration as stop:
@@ -70,14 +73,14 @@ class Guarded:
                 raise meaning from stop
             raise
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._iterator, name)
 
 
 def _is_of_iterator(frame: FrameType) -> bool:
-    """Return whether a frame is that of a method of an iterator, be it decorated."""
+    """Tell whether a frame is that of an iterator's method, which may be decorated."""
     code = frame.f_code
-    first: Any = None
+    first: object = None
     if code.co_argcount:
         first = frame.f_locals.get(code.co_varnames[0])
     elif code.co_flags & inspect.CO_VARARGS:

@@ -1,4 +1,4 @@
-"""From sources to steps: what each local replica gets, still in the memory of the host."""
+"""The way from sources to steps: each local replica's arrays, still in the host's memory."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from replicax._typing import Json
 from replicax.errors import InvalidArgument, StructureMismatch
 from replicax.input._ending import EndOfData
 from replicax.input._memory import own_copy
+from replicax.input._row_splitting import Bounds, Workers, common_rows, count_rows, shares
 from replicax.input._source import Reader, Source, arrays_of, fields_of
-from replicax.input._splitting import Bounds, Workers, common_rows, count_rows, shares
 from replicax.values import Shape
+
+if TYPE_CHECKING:
+    from jax.tree_util import PyTreeDef
 
 
 @dataclass(slots=True)
@@ -25,25 +29,29 @@ class Step:
 
     For each leaf of the element there is either one array of all local replicas' rows, which have
     the same number each (`wholes`), or an array for each replica (`parts`). `state` is where the
-    pass stands after the step. `owned` says that the memory is nobody else's; else the source may
-    use it again for the next step. `shapes` are, for each leaf, those of the arrays of all replicas
-    on all workers, if there are several; `full_share` is how many rows the first of all replicas
-    has in a full step, where that is known. `read` says that it comes from the source, and was not
-    made for a worker that has nothing left.
+    pass stands after the step. `owned` says that the memory belongs to the step; else the source
+    may use it again for the next step. `shapes` are, for each leaf, those of the arrays of all
+    replicas on all workers, if there are several; `full_share` is how many rows the first of all
+    replicas has in a full step, where that is known. `read` says that it comes from the source, and
+    was not made for a worker that has nothing left.
     """
 
-    structure: Any
+    structure: PyTreeDef
     replicas: int
     wholes: list[np.ndarray] | None
     parts: list[list[np.ndarray]]
-    state: dict[str, Any]
+    state: dict[str, Json]
     owned: bool = False
     shapes: list[tuple[Shape, ...]] | None = None
     full_share: int | None = None
     read: bool = True
 
+    def arrays(self) -> list[np.ndarray]:
+        """Return all arrays, as they are."""
+        return self.wholes or [array for column in self.parts for array in column]
+
     def columns(self) -> list[list[np.ndarray]]:
-        """For each leaf, an array for each replica."""
+        """Return, for each leaf, an array for each replica."""
         if self.wholes is None:
             return self.parts
         return [np.split(whole, self.replicas) for whole in self.wholes]
@@ -54,32 +62,32 @@ class Feed(ABC):
 
     @abstractmethod
     def step(self) -> Step:
-        """The next step; raises EndOfData at the end."""
+        """Return the next step; raise EndOfData at the end."""
 
     @property
     @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """Where the pass stands."""
+    def state(self) -> dict[str, Json]:
+        """The position of the pass."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives up what the pass holds."""
+        """Release the resources of the pass."""
 
 
 @final
 class SplittingFeed(Feed):
-    """Divides global batches over the replicas.
+    """A feed that divides global batches over the replicas.
 
-    One replica gets an element as it is, also one that has no rows to divide.
+    A single replica gets an element as it is, also one that has no rows to divide.
 
     Args:
-      source: Of global batches.
-      workers: Who shares them.
+      source: A source of global batches.
+      workers: The workers that share them.
       own: Whether this worker reads the source alone.
-      state: Where another pass stood.
+      state: The position of another pass.
     """
 
-    def __init__(self, source: Source, workers: Workers, own: bool, state: Any = None) -> None:
+    def __init__(self, source: Source, workers: Workers, own: bool, state: Json = None) -> None:
         reader_state, self._full, rows_done, steps_done = (
             (None, 0, 0, 0)
             if state is None
@@ -93,7 +101,7 @@ class SplittingFeed(Feed):
         self._cuts: deque[list[Bounds] | None] = deque()
         self._rows_of_batch = self._steps_of_batch = 0
         self._check = _SameKind()
-        if steps_done:  # which may have been without rows, where there are fewer than replicas
+        if steps_done:  # which may have no rows, where there are fewer rows than replicas
             try:
                 self._begin_batch(rows_done, steps_done)
             except EndOfData:
@@ -138,8 +146,8 @@ class SplittingFeed(Feed):
             self._cuts.extend(self._cut(rows, self._full, rows_done, steps_done))
 
     @property
-    def state(self) -> dict[str, Any]:
-        """Inside of a batch it is that before the batch, and how much of the batch is done."""
+    def state(self) -> dict[str, Json]:
+        """The position; inside a batch, that before the batch and how much of the batch is done."""
         inside = bool(self._cuts)
         return {
             "source": self._before_batch if inside else self._after_batch,
@@ -154,9 +162,9 @@ class SplittingFeed(Feed):
 
 @final
 class TakingFeed(Feed):
-    """Gives each replica an element: of one source for all of them, or each of its own."""
+    """A feed that gives each replica an element: of one source for all, or each of its own."""
 
-    def __init__(self, sources: Sequence[Source], replicas: int, state: Any = None) -> None:
+    def __init__(self, sources: Sequence[Source], replicas: int, state: Json = None) -> None:
         states = [None] * len(sources)
         if state is not None:
             states = list(fields_of(state, "sources")[0])
@@ -190,18 +198,18 @@ class TakingFeed(Feed):
             return None
         try:
             element = reader.read()
-        except EndOfData:  # at its end it is not asked again: some would begin anew
+        except EndOfData:  # not asked again after its end: some sources would start over
             self._last_states[index] = reader.get_state()
             reader.close()
             self._readers[index] = None
             return None
         leaves, structure = arrays_of(element)
         self._check(structure, leaves)
-        # Now: the source may use its memory again for the next element, which is of the same step.
+        # Copied now: the source may use its memory again for the next element of the same step.
         return [own_copy(leaf) for leaf in leaves]
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         states = [
             last if reader is None else reader.get_state()
             for reader, last in zip(self._readers, self._last_states, strict=True)
@@ -215,7 +223,7 @@ class TakingFeed(Feed):
 
 
 def first_step(feed: Feed) -> Step | None:
-    """The first step of a pass, which is given up after it; None if there is none."""
+    """Return the first step of a pass, which is closed after it; None if there is none."""
     try:
         return feed.step()
     except EndOfData:
@@ -233,7 +241,7 @@ def _evenly_in_a_row(bounds: Sequence[Bounds]) -> bool:
 def _rows_or_none(
     element: list[np.ndarray] | None, leaf: int, example: list[np.ndarray]
 ) -> np.ndarray:
-    """A replica's array; for a replica that came away empty-handed, one without rows."""
+    """Return a replica's array, which has no rows if the replica got no element."""
     if element is not None:
         return element[leaf]
     if not example[leaf].ndim:
@@ -246,18 +254,18 @@ def _rows_or_none(
 
 
 class _SameKind:
-    """Refuses an element that is not of the kind of the first one."""
+    """A check that refuses an element that is not of the kind of the first one."""
 
-    structure: Any = None
+    structure: PyTreeDef | None = None
     _ranks: list[int]
 
-    def __call__(self, structure: Any, leaves: Sequence[np.ndarray]) -> None:
+    def __call__(self, structure: PyTreeDef, leaves: Sequence[np.ndarray]) -> None:
         ranks = [leaf.ndim for leaf in leaves]
         if self.structure is None:
             self.structure, self._ranks = structure, ranks
         elif structure != self.structure or ranks != self._ranks:
             raise StructureMismatch(
-                f"The elements of a dataset have to be of one kind. The first was {self.structure} "
+                f"The elements of a dataset must be of one kind. The first was {self.structure} "
                 f"with arrays of {self._ranks} dimensions; this one is {structure} with "
                 f"{ranks}."
             )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, NoReturn, Protocol, final
+from typing import NoReturn, Protocol, final
 
 from jax.extend.core import get_opaque_trace_state
 
 from replicax import _context
-from replicax._context import Frame, Kind
-from replicax._typing import Nest
+from replicax._context import ContextKind, Frame
+from replicax._typing import Json, Nest
 from replicax.errors import (
     ContextError,
     InvalidArgument,
@@ -19,30 +19,30 @@ from replicax.errors import (
     NotPicklable,
     ReplicaxError,
 )
-from replicax.input._elements import Elements
+from replicax.input._element_supply import ElementSupply
 from replicax.input._source import fields_of
 
 _untraced = get_opaque_trace_state()
 
 
 class Passes(Protocol):
-    """What an iterator asks of its dataset."""
+    """The dataset of an iterator, as the iterator needs it."""
 
     @property
     def element_spec(self) -> Nest: ...
 
     @property
-    def reads_alike(self) -> bool:
-        """Whether all workers read the same data, and take their rows of it."""
+    def _reads_alike(self) -> bool:
+        """True if all workers read the same data and take their rows of it."""
         ...
 
     @property
     def goes_on(self) -> bool:
-        """Whether a pass goes on where the one before it ended."""
+        """True if a pass continues where the previous one ended."""
         ...
 
-    def start(self, steps: int, feed_state: Any) -> Elements:
-        """A pass, from where another one stood after so many steps."""
+    def _start(self, steps: int, feed_state: object) -> ElementSupply:
+        """Start a pass at the point that another one had reached after this many steps."""
         ...
 
 
@@ -65,8 +65,8 @@ class DistributedIterator:
     def __init__(self, dataset: Passes) -> None:
         self._dataset = dataset
         self._steps = 0
-        self._feed_state: Any = None
-        self._elements: Elements | None = None
+        self._feed_state: object = None
+        self._elements: ElementSupply | None = None
         self._closed = False
         self._taking = threading.Lock()  # each element goes to one of several threads
 
@@ -79,9 +79,9 @@ class DistributedIterator:
     def __next__(self) -> Nest:
         frame = _outside_of_replicas("next")
         if frame.program is not None:
-            return frame.program.pull(self)
+            return frame.program.next_element(self)
         if frame.rehearsal is not None:
-            return frame.rehearsal.pull(self)
+            return frame.rehearsal.next_element(self)
         _require_untraced("next")
         with self._taking:
             element, state = self._started().take()
@@ -89,11 +89,11 @@ class DistributedIterator:
         return element
 
     def get_next(self) -> Nest:
-        """The next element; the same as `next(iterator)`."""
+        """Return the next element; the same as `next(iterator)`."""
         return next(self)
 
     def get_next_as_optional(self) -> Optional:
-        """The next element, or the lack of one, without StopIteration."""
+        """Return the next element, or the lack of one, without StopIteration."""
         program = _outside_of_replicas("get_next_as_optional").program
         if program is not None:
             program.loop()
@@ -102,8 +102,8 @@ class DistributedIterator:
         except StopIteration:
             return Optional(())
 
-    def peek(self, count: int) -> list[Nest]:
-        """The next `count` elements, which stay the next; fewer, where no more can be had."""
+    def _peek(self, count: int) -> list[Nest]:
+        """Return the next `count` elements without taking them; fewer if there are no more."""
         with self._taking:
             return [element for element, _ in self._started().peek(count)]
 
@@ -113,21 +113,21 @@ class DistributedIterator:
         return self._dataset.element_spec
 
     @property
-    def reads_alike(self) -> bool:
-        """Whether all workers read the same data, so that the state of one serves any number."""
-        return self._dataset.reads_alike
+    def _reads_alike(self) -> bool:
+        """True if all workers read the same data, so that the state of one serves any number."""
+        return self._dataset._reads_alike
 
-    def get_state(self) -> dict[str, Any]:
-        """How far the pass has come: what JSON can express, and `set_state` understands.
+    def get_state(self) -> dict[str, Json]:
+        """Return how far the pass has come, as JSON can express it and `set_state` understands it.
 
         Elements that have been prepared but not given out count as not seen.
         """
         return {"steps": self._steps, "feed": self._feed_state}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from where another iterator over the same data stood, in any process.
+    def set_state(self, state: Mapping[str, Json]) -> None:
+        """Resume where another iterator over the same data stood, in any process.
 
-        Prefetch depth, strategy and number of replicas may be others than there.
+        Prefetch depth, strategy and number of replicas may differ from those there.
         """
         if _context.current().program is not None:
             raise ContextError(
@@ -137,28 +137,28 @@ class DistributedIterator:
         steps, feed = fields_of(state, "steps", "feed")
         if not isinstance(steps, int) or steps < 0:
             raise InvalidArgument(
-                f"The number of steps in a state has to be a whole number; got {steps!r}. Give "
+                f"The number of steps in a state must be a whole number; got {steps!r}. Give "
                 "what `get_state` returned."
             )
-        elements = self._dataset.start(steps, feed)
+        elements = self._dataset._start(steps, feed)
         self.close()
         self._elements = elements
         self._steps, self._feed_state, self._closed = steps, feed, False
 
     def close(self) -> None:
-        """Ends the thread that works ahead. It also ends with the pass, or when unreferenced."""
+        """End the thread that works ahead. It also ends with the pass, or when unreferenced."""
         self._closed = True
         elements, self._elements = self._elements, None
         if elements is not None:
             elements.close()
 
-    def _started(self) -> Elements:
-        """Begun when it is first needed, so that `set_state` right after `iter` reads nothing."""
+    def _started(self) -> ElementSupply:
+        """Start the pass on first need, so that `set_state` right after `iter` reads nothing."""
         if self._closed:
             raise self._refusal()
         elements = self._elements
         if elements is None:
-            self._elements = elements = self._dataset.start(self._steps, self._feed_state)
+            self._elements = elements = self._dataset._start(self._steps, self._feed_state)
             if self._closed:  # by another thread, which did not see them
                 elements.close()
         return elements
@@ -178,7 +178,7 @@ class DistributedIterator:
 
 @final
 class InitializableIterator(DistributedIterator):
-    """An iterator that begins, and begins again, when it is told to: that of `rx.compat.v1`.
+    """The iterator of `rx.compat.v1`, which starts, and restarts, on request.
 
     >>> import warnings, numpy as np, replicax as rx
     >>> warnings.simplefilter("ignore", DeprecationWarning)
@@ -197,21 +197,21 @@ class InitializableIterator(DistributedIterator):
         super().__init__(dataset)
         self.close()
 
-    def initialize(self) -> list[Any]:
+    def initialize(self) -> list[object]:
         """Go to the beginning of a new pass.
 
         Where a function gives the elements, which cannot begin again, nothing changes until it has
         come to an end.
 
         Returns:
-          The operations that a session would have to run: none.
+          The operations that a session would run: none.
         """
-        if self._closed or not (self._dataset.goes_on and self.peek(1)):
+        if self._closed or not (self._dataset.goes_on and self._peek(1)):
             self.set_state({"steps": 0, "feed": None})
         return []
 
     @property
-    def initializer(self) -> list[Any]:
+    def initializer(self) -> list[object]:
         """The same as `initialize()`, by its other name."""
         return self.initialize()
 
@@ -219,12 +219,12 @@ class InitializableIterator(DistributedIterator):
     def element_spec(self) -> Nest:
         """Shapes and dtypes of the first replica's part of a full element."""
         if self._dataset.goes_on and not self._closed:
-            self.peek(1)  # so that the dataset has seen one
+            self._peek(1)  # so that the dataset has seen one
         return self._dataset.element_spec
 
     def _refusal(self) -> ReplicaxError:
         return NotInitialized(
-            f"{self!r} has to be initialized before it gives elements. Call "
+            f"{self!r} must be initialized before it gives elements. Call "
             "`iterator.initialize()`, and again for every further pass."
         )
 
@@ -239,11 +239,11 @@ class Optional:
         self._value = value
 
     def has_value(self) -> bool:
-        """Whether there was an element."""
+        """Tell whether there was an element."""
         return bool(self._value)
 
     def get_value(self) -> Nest:
-        """The element."""
+        """Return the element."""
         if not self._value:
             raise InvalidArgument(
                 "There was no element: the dataset was at its end. Ask `has_value()` first."
@@ -254,8 +254,8 @@ class Optional:
         return f"Optional({self._value[0]!r})" if self._value else "Optional()"
 
 
-def require_iterator(value: Any) -> DistributedIterator:
-    """Refuses what is no iterator over a distributed dataset."""
+def require_iterator(value: object) -> DistributedIterator:
+    """Refuse anything but an iterator over a distributed dataset."""
     if not isinstance(value, DistributedIterator):
         raise InvalidType(
             f"Elements are taken from an iterator over a distributed dataset; got {value!r}. Make "
@@ -275,7 +275,7 @@ def _require_untraced(method: str) -> None:
 
 def _outside_of_replicas(method: str) -> Frame:
     frame = _context.current()
-    if frame.kind is not Kind.CROSS_REPLICA and frame.strategy is not None:
+    if frame.kind is not ContextKind.CROSS_REPLICA and frame.strategy is not None:
         raise ContextError(
             f"`{method}` of a distributed iterator gives an element for all replicas and needs "
             f"cross-replica context. Current context: {frame}. Take the element outside, and give "

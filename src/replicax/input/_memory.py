@@ -13,16 +13,16 @@ _ALIGNMENT = 64  # of the memory that XLA uses on CPUs, in bytes
 
 
 class _Private(bytearray):
-    """Memory that nobody but replicax writes."""
+    """Memory that only replicax writes."""
 
 
-def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array, not filled yet, whose memory JAX takes over on CPUs instead of copying it."""
+def aligned(shape: tuple[int, ...], dtype: object) -> np.ndarray:
+    """Make an array, not filled yet, whose memory JAX takes over on CPUs without a copy."""
     return _array_in(np.empty(_size(shape, dtype), np.uint8), shape, dtype)
 
 
 def private_copy(array: np.ndarray) -> np.ndarray:
-    """A copy that nobody can write to, so that it need not be copied again for a device."""
+    """Return a read-only copy, which need not be copied again for a device."""
     if array.dtype.hasobject:
         return _read_only(array.copy())
     copy = _array_in(_Private(_size(array.shape, array.dtype)), array.shape, array.dtype)
@@ -31,7 +31,7 @@ def private_copy(array: np.ndarray) -> np.ndarray:
 
 
 def private_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Some rows of an array, in memory of the same kind."""
+    """Return some rows of an array, in memory of the same kind."""
     if array.dtype.hasobject:
         return _read_only(array[rows])
     shape = (len(rows), *array.shape[1:])
@@ -40,17 +40,17 @@ def private_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def is_private(array: np.ndarray) -> bool:
-    """Whether an array is a part of such a copy."""
+    """Tell whether an array is a part of such a copy."""
     base = array.base.base if isinstance(array.base, np.ndarray) else array.base
     return isinstance(base, _Private) and not array.flags.writeable
 
 
 def own_copy(array: np.ndarray) -> np.ndarray:
-    """Return the array in memory that nobody else writes, in the dtype that JAX would make of it.
+    """Return the array in memory that only replicax writes, in the dtype that JAX gives it.
 
     On CPUs, JAX 0.10.2 takes NumPy's memory over if it is aligned, with `may_alias=False` too, and
-    the user's later writes would show in the element. Of memory that is not aligned it makes a copy
-    in threads of its own, which takes twice as long as this one.
+    the user's later writes would show in the element. JAX copies memory that is not aligned in
+    threads of its own, which takes twice as long as this copy.
     """
     if not is_numeric(array.dtype):
         return array.copy()

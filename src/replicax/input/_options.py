@@ -1,18 +1,25 @@
-"""What users say about their input, and what they are told when they make it themselves."""
+"""The user's options for input, and the context of functions that make datasets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
-from replicax._enums import AutoShardPolicy, InputReplicationMode, PartialBatches
+from replicax._enums import (
+    AutoShardPolicy,
+    AutoShardPolicyLike,
+    InputReplicationMode,
+    PartialBatches,
+    PartialBatchesLike,
+    ReplicationModeLike,
+)
 from replicax.errors import InvalidArgument, InvalidType
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """How a dataset is distributed.
+    """Options for distributing a dataset.
 
     Args:
       experimental_fetch_to_device: Whether elements are brought to the replicas' devices ahead of
@@ -20,11 +27,11 @@ class InputOptions:
       experimental_replication_mode: Whether the function given to
         `distribute_datasets_from_function` is called for each worker or for each replica.
       experimental_place_dataset_on_device: Keeps the elements on the devices, so that the dataset
-        is read and brought there once, however often it is iterated over. With PER_REPLICA, and
+        is read and brought there once, however often it is iterated over. For PER_REPLICA, and
         instead of `experimental_fetch_to_device`.
-      experimental_per_replica_buffer_size: How many elements are kept ready on the devices.
+      experimental_per_replica_buffer_size: The number of elements kept ready on the devices.
       auto_shard_policy: How several workers share the dataset.
-      global_batch_size: For a dataset of single examples: puts so many of them in a batch.
+      global_batch_size: For a dataset of single examples: how many of them make a batch.
       partial_batches: How `experimental_distribute_dataset` divides a batch that has fewer rows
         than a full one, such as the last: "even", or "in_order", where each replica takes its
         share of a full batch until the rows run out.
@@ -41,6 +48,19 @@ class InputOptions:
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
     global_batch_size: int | None = None
     partial_batches: PartialBatches = PartialBatches.EVEN
+
+    if TYPE_CHECKING:  # users may give names as well, which become members
+
+        def __init__(
+            self,
+            experimental_fetch_to_device: bool = True,
+            experimental_replication_mode: ReplicationModeLike = InputReplicationMode.PER_WORKER,
+            experimental_place_dataset_on_device: bool = False,
+            experimental_per_replica_buffer_size: int = 1,
+            auto_shard_policy: AutoShardPolicyLike = AutoShardPolicy.AUTO,
+            global_batch_size: int | None = None,
+            partial_batches: PartialBatchesLike = PartialBatches.EVEN,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         mode = InputReplicationMode.parse(self.experimental_replication_mode)
@@ -76,7 +96,7 @@ class InputOptions:
 @final
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """For which part of the input `distribute_datasets_from_function` wants a dataset.
+    """The part of the input for which `distribute_datasets_from_function` wants a dataset.
 
     >>> import replicax as rx
     >>> context = rx.InputContext(num_replicas_in_sync=4)
@@ -89,7 +109,7 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """How many rows of a global batch each replica gets; they have to be the same for all."""
+        """Return how many rows of a global batch each replica gets; it must be the same for all."""
         _require_count("global_batch_size", global_batch_size)
         if global_batch_size % self.num_replicas_in_sync:
             raise InvalidArgument(
@@ -102,6 +122,6 @@ class InputContext:
 
 def _require_count(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidType(f"`{name}` has to be a whole number; got {value!r}.")
+        raise InvalidType(f"`{name}` must be a whole number; got {value!r}.")
     if value < 1:
-        raise InvalidArgument(f"`{name}` has to be at least 1; got {value}.")
+        raise InvalidArgument(f"`{name}` must be at least 1; got {value}.")

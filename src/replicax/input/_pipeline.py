@@ -1,4 +1,4 @@
-"""What `rx.from_tensor_slices` returns. Importing this imports Grain."""
+"""The pipelines that `rx.from_tensor_slices` returns. Importing this imports Grain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grain
 import numpy as np
 
 from replicax import _nest
-from replicax._typing import Nest
+from replicax._typing import Leaf, Nest
 from replicax.errors import InvalidArgument, InvalidType
 from replicax.input.sources import is_sparse
 
@@ -18,8 +18,8 @@ from replicax.input.sources import is_sparse
 class Pipeline(grain.MapDataset):
     """A Grain dataset with the methods of `tf.data.Dataset` that Grain does not have.
 
-    Every method returns another one, so they can be called in any order. To Grain it is a dataset
-    like any other; the steps themselves are Grain's.
+    Every method returns another pipeline, so they can be called in any order. To Grain it is a
+    dataset like any other; the steps themselves are Grain's.
     """
 
     def __init__(self, dataset: grain.MapDataset) -> None:
@@ -98,9 +98,9 @@ class Pipeline(grain.MapDataset):
         return Pipeline(Cached(self._dataset))
 
     def prefetch(self, buffer_size: int | None = None) -> Pipeline:
-        """Return the dataset itself: what is distributed is read ahead in any case.
+        """Return the dataset itself: distributed datasets are read ahead in any case.
 
-        How far ahead, `rx.InputOptions(experimental_per_replica_buffer_size=...)` says.
+        `rx.InputOptions(experimental_per_replica_buffer_size=...)` says how far ahead.
         """
         return self
 
@@ -113,9 +113,9 @@ class Pipeline(grain.MapDataset):
         """Return the elements in another order: one for each seed and epoch.
 
         Args:
-          buffer_size: Is refused, for it may be meant as Grain's seed.
+          buffer_size: Refused, because it may be meant as Grain's seed.
           seed: Keyword only. May be left out after `.seed(...)`.
-          reshuffle_each_iteration: Is refused: every pass has the same order.
+          reshuffle_each_iteration: Refused: every pass has the same order.
         """
         if buffer_size is not None or reshuffle_each_iteration is not None:
             given = {
@@ -143,7 +143,7 @@ class Pipeline(grain.MapDataset):
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[Any]], Any] | None = None,
+        batch_fn: Callable[[Sequence[Nest]], object] | None = None,
     ) -> Pipeline:
         return Pipeline(
             self._dataset.batch(batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
@@ -205,8 +205,8 @@ class Cached(grain.MapDataset):
         return "Cached"
 
 
-def _read_only(leaf: Any) -> Any:
-    """Return a leaf that whoever gets it next cannot change."""
+def _read_only(leaf: object) -> Leaf:
+    """Return a leaf that the next reader of it cannot change."""
     if isinstance(leaf, np.ndarray):
         leaf = leaf.view()
         leaf.flags.writeable = False
@@ -228,7 +228,7 @@ def _require_dense(method: str, dataset: grain.MapDataset) -> None:
         )
 
 
-def _require_integer(name: str, value: Any, least: int | None = None) -> None:
+def _require_integer(name: str, value: object, least: int | None = None) -> None:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise InvalidType(f"`{name}` must be a whole number; got {value!r}.")
     if least is not None and value < least:

@@ -1,4 +1,4 @@
-"""A thread that works ahead."""
+"""Prefetching: a thread that makes elements ahead of their use."""
 
 from __future__ import annotations
 
@@ -19,46 +19,47 @@ from replicax.errors import InvalidArgument, PerformanceHint, ReplicaxError
 from replicax.input._ending import EndOfData, input_failed
 
 Item = TypeVar("Item")
+Raw = TypeVar("Raw", covariant=True)
 
 _THREAD_NAME = "replicax-input"
-# How long to wait for an element before saying for what, in seconds.
+# How long to wait for an element before saying what is waited for, in seconds.
 _LONG = 60.0
-# How long to wait for a thread that has been told to end and is not in the user's code, in seconds.
+# How long to wait for a thread that was asked to end and is not in the user's code, in seconds.
 _PATIENCE = 5.0
-# How long the end of the interpreter waits for threads in the user's code, which may block for
-# ever, in seconds.
+# How long the end of the interpreter waits for threads in the user's code, which may block
+# forever, in seconds.
 _LAST_PATIENCE = 2.0
 
 
-class Producer(Protocol):
-    """What the thread pulls from."""
+class Producer(Protocol[Raw]):
+    """The object that the thread has its items from."""
 
-    def step(self) -> Any: ...
+    def step(self) -> Raw: ...
 
     def close(self) -> None: ...
 
 
 @final
-class Ahead(Generic[Item]):
+class Prefetcher(Generic[Item]):
     """Items that a thread makes ahead of their use.
 
-    The thread holds the queue between the two, but not this object: when nobody holds that any
-    more, the thread ends.
+    The thread holds the queue between the two, but not this object: when this object is no longer
+    referenced, the thread ends.
 
     Args:
       begin: Makes the producer; called in the thread.
       finish: Makes an item of what the producer gave.
-      depth: How many items may be ready; nothing is pulled when they are.
-      reader: Another one that the producer takes from, which ends with this one.
-      closed: Is set when nobody wants more items, for a producer that may be waiting.
+      depth: How many items may be ready; nothing is made while they are.
+      reader: Another `Prefetcher` that the producer takes from, which ends with this one.
+      closed: Set when no more items are wanted, for a producer that may be waiting.
     """
 
     def __init__(
         self,
-        begin: Callable[[], Producer],
-        finish: Callable[[Any], Item],
+        begin: Callable[[], Producer[Raw]],
+        finish: Callable[[Raw], Item],
         depth: int,
-        reader: Ahead[Any] | None = None,
+        reader: Prefetcher[Any] | None = None,
         closed: threading.Event | None = None,
     ) -> None:
         upstream = reader._queue if reader is not None else None
@@ -68,7 +69,7 @@ class Ahead(Generic[Item]):
             target=_work,
             args=(self._queue, begin, finish, configured),
             name=_THREAD_NAME,
-            daemon=True,  # the user's source may block for ever, and an interpreter has to end
+            daemon=True,  # the user's source may block forever, and the interpreter must end
         )
         self._queue.thread = self._thread
         self._end: _End | None = None
@@ -82,40 +83,42 @@ class Ahead(Generic[Item]):
         return self._queue.reader
 
     def peek(self, count: int) -> list[Item]:
-        """The next `count` items; fewer if the end, or an error, comes before."""
+        """Return the next `count` items; fewer if the end, or an error, comes before."""
         return self._queue.wait_for(count)
 
     def take(self) -> Item:
-        """The next item; raises what ended them, if there is none."""
+        """Return the next item; at the end, raise its cause."""
         if self._end is None:
             taken = self._queue.take()
             if not isinstance(taken, _End):
                 return taken
-            # Kept here and not in the queue: the traceback of an error comes to hold the caller's
-            # frames, and so this object, which would never go if its finalizer held the error.
+            # It is kept here and not in the queue: the traceback of an error comes to hold the
+            # caller's frames, and so this object, which would leak if its finalizer held the error.
             self._end = taken
         raise self._end.exception()
 
+    def keep(self, count: int) -> None:
+        """Prepare at least `count` items."""
+        self._queue.keep(count)
+
     def close(self) -> None:
-        """Ends the thread; whoever waits for an item is told."""
+        """End the thread, and wake the threads that wait for an item."""
         self._queue.close()
         if not self._queue.busy:  # else it is in the user's code, which may take any time
             self._queue.join(_PATIENCE)
 
 
 @final
-class ReadAhead:
-    """A producer whose steps are made ahead by a thread of its own.
+class PrefetchedProducer:
+    """A producer that prepares steps ahead, in a thread of its own.
 
-    For sources that take their time: so that bringing an element to the devices, half a
-    millisecond while a step keeps the cores busy, does not come on top. Two steps, for with one it
-    would go on reading only when that was taken, by a thread that then does not let go of Python.
+    It hides the time of slow sources, and of the transfer to the devices: half a millisecond
+    while a step keeps the cores busy. It makes two steps, for with one it
+    would continue reading only when that was taken, by a thread that then holds the GIL.
     """
 
-    def __init__(
-        self, begin: Callable[[], Producer], finish: Callable[[Any], Any], closed: threading.Event
-    ) -> None:
-        self.steps: Ahead[Any] = Ahead(begin, finish, depth=2, closed=closed)
+    def __init__(self, begin: Callable[[], Producer[Raw]], finish: Callable[[Raw], object]) -> None:
+        self.steps: Prefetcher[Any] = Prefetcher(begin, finish, depth=2)
 
     def step(self) -> Any:
         try:
@@ -123,20 +126,24 @@ class ReadAhead:
         except StopIteration:
             raise EndOfData from None
 
+    def keep(self, count: int) -> None:
+        """Read at least `count` steps ahead."""
+        self.steps.keep(count)
+
     def close(self) -> None:
         self.steps.close()
 
 
 @final
 class _End:
-    """Why there are no more items."""
+    """The reason why there are no more items."""
 
     def __init__(self, reason: BaseException) -> None:
         self._reason = reason
         self._traceback = reason.__traceback__
 
     def exception(self) -> BaseException:
-        """Return what to raise, each time somebody asks for an item.
+        """Return the error to raise each time an item is requested.
 
         At the end of the data that is a new exception, so that nothing here comes to hold the
         frames that it passes. An error does not collect the frames of earlier times.
@@ -148,12 +155,12 @@ class _End:
 
 @final
 class _Queue(Generic[Item]):
-    """What both threads know."""
+    """The queue between the two threads."""
 
     def __init__(self, depth: int, upstream: _Queue[Any] | None, closed: threading.Event) -> None:
         self._depth = depth
         self._upstream = upstream
-        self._told = closed
+        self._closed_event = closed
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()  # re-entrant: the garbage collector calls `close`
         self._reason: BaseException | None = None  # until the consuming side has taken it
@@ -171,7 +178,7 @@ class _Queue(Generic[Item]):
     # The producing side.
 
     def wait_for_room(self) -> bool:
-        """Whether another item is wanted; waits until that is known."""
+        """Wait until it is known whether another item is wanted, and tell that."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
             return not self._closed
@@ -198,38 +205,42 @@ class _Queue(Generic[Item]):
                 return self._items.popleft()
             if self._closed:
                 raise InvalidArgument(
-                    "The iterator was closed while somebody waited for its next element."
+                    "The iterator was closed while another thread waited for its next element."
                 )
         self.join(_PATIENCE)
         if self._reason is None:
-            raise ReplicaxError("The thread that prepares elements is gone without a word.")
+            raise ReplicaxError("The prefetching thread exited without reporting an error.")
         end, self._reason = _End(self._reason), None
         return end
 
-    def wait_for(self, count: int) -> list[Item]:
+    def keep(self, count: int) -> None:
         with self._changed:
             if count > self._depth:
                 self._depth = count
                 self._changed.notify_all()
+
+    def wait_for(self, count: int) -> list[Item]:
+        with self._changed:
+            self.keep(count)
             while len(self._items) < count and not self._over and not self._closed:
                 if not self._changed.wait(_LONG):
                     if self.thread is None or not self.thread.is_alive():
                         break
-                    if threading.current_thread().name != _THREAD_NAME:  # a thread of ours is mute
+                    if threading.current_thread().name != _THREAD_NAME:  # ours stay silent
                         self._say_what_it_waits_for()
             return [self._items[index] for index in range(min(count, len(self._items)))]
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            self._told.set()
+            self._closed_event.set()
             self._items.clear()
             self._changed.notify_all()
         if self._upstream is not None:  # which this one's thread may be waiting for
             self._upstream.close()
 
     def join(self, seconds: float) -> None:
-        """Waits for the thread to end, so long at most."""
+        """Wait for the thread to end, so long at most."""
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(seconds)
 
@@ -246,12 +257,12 @@ class _Queue(Generic[Item]):
 
 
 def _work(
-    queue: _Queue[Any],
-    begin: Callable[[], Producer],
-    finish: Callable[[Any], Any],
+    queue: _Queue[Item],
+    begin: Callable[[], Producer[Raw]],
+    finish: Callable[[Raw], Item],
     configured: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """The thread."""
+    """Run in the thread."""
     try:
         with configured():
             queue.busy = True
@@ -271,7 +282,7 @@ def _work(
         error = input_failed(traceback.format_tb(stop.__traceback__)[-1].strip())
         error.__cause__ = stop
         queue.end(error)
-    except BaseException as reason:  # whatever it is, the one who asks for the element gets it
+    except BaseException as reason:  # whatever it is, the caller that asks for the element gets it
         queue.end(reason)
     finally:
         queue.busy = False
@@ -282,7 +293,7 @@ _open: weakref.WeakSet[_Queue[Any]] = weakref.WeakSet()
 
 @atexit.register  # after JAX has registered its own end, so before that comes
 def _end_all() -> None:
-    """A thread that uses JAX while the interpreter takes it down aborts the process."""
+    """End all threads: one that uses JAX while the interpreter takes it down aborts the process."""
     queues = list(_open)
     for queue in queues:
         queue.close()

@@ -1,18 +1,18 @@
-"""How several workers share one dataset."""
+"""The sharing of one dataset among several workers."""
 
 from __future__ import annotations
 
 from replicax._enums import AutoShardPolicy
 from replicax._hints import hint
 from replicax.errors import InvalidArgument
+from replicax.input._row_splitting import Workers
 from replicax.input._source import CannotShardByFile, Source
-from replicax.input._splitting import Workers
 
 
 def shard(source: Source, workers: Workers, policy: AutoShardPolicy) -> tuple[Source, bool]:
-    """What this worker reads, and whether it reads that alone.
+    """Return this worker's source, and whether no other worker reads it.
 
-    If so all of it is for its own replicas; otherwise every worker reads the same, and takes its
+    If so, all of it is for its own replicas; otherwise every worker reads the same, and takes its
     replicas' rows of each batch.
     """
     if workers.count == 1:

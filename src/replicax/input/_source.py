@@ -1,28 +1,31 @@
-"""What replicax asks of a dataset, whatever library it comes from."""
+"""The interface of datasets to replicax, for any library."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import islice
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 import jax
 import numpy as np
 
 from replicax import _nest
 from replicax._enums import AutoShardPolicy
-from replicax._typing import Nest
+from replicax._typing import Json, Nest
 from replicax.errors import InvalidArgument, InvalidType, StructureMismatch
 from replicax.input._ending import EndOfData, Guarded
 
+if TYPE_CHECKING:
+    from jax.tree_util import PyTreeDef
+
 
 class CannotShardByFile(Exception):
-    """Why a source cannot be shared by files, as the end of a sentence."""
+    """The reason a source cannot be shared by files, as the end of a sentence."""
 
 
-def fields_of(state: Any, *names: str) -> tuple[Any, ...]:
-    """What a state says under these names, if it is such a state."""
+def fields_of(state: object, *names: str) -> tuple[Json, ...]:
+    """Return the fields of a state with these names; refuse a state with others."""
     if isinstance(state, Mapping) and set(state) == set(names):
         return tuple(state[name] for name in names)
     raise InvalidArgument(
@@ -37,14 +40,14 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self) -> Nest:
-        """The next element, a nest of NumPy arrays; raises EndOfData at the end."""
+        """Return the next element, a nest of NumPy arrays; raise EndOfData at the end."""
 
     @abstractmethod
-    def get_state(self) -> Any:
-        """Where it stands, in what JSON can express; `Source.start(state)` goes on from there."""
+    def get_state(self) -> Json:
+        """Return where it stands, as JSON can express it; `Source.start(state)` resumes there."""
 
     def close(self) -> None:
-        """Gives up what the pass holds."""
+        """Release the resources of the pass."""
         return
 
 
@@ -52,40 +55,40 @@ class Source(ABC):
     """A dataset of some library. A new one is a file in `sources/`, and a line in its list."""
 
     @abstractmethod
-    def start(self, state: Any = None) -> Reader:
-        """A pass from the beginning, or from where another one stood."""
+    def start(self, state: object = None) -> Reader:
+        """Start a pass from the beginning, or from where another one stood."""
 
     @property
     def length(self) -> int | None:
-        """How many elements a pass has; None when it is not known."""
+        """The number of elements of a pass; None when it is not known."""
         return None
 
     @property
     def infinite(self) -> bool:
-        """Whether a pass is known never to end."""
+        """True if a pass is known never to end."""
         return False
 
     @property
     def quick(self) -> bool:
-        """Whether elements are there when they are asked for, so that no thread has to wait."""
+        """True if elements are available without waiting."""
         return False
 
     @property
     def goes_on(self) -> bool:
-        """Whether it cannot begin again: a pass goes on where the one before it ended."""
+        """True if it cannot start over: a pass continues where the previous one ended."""
         return False
 
     @property
     def own_policy(self) -> AutoShardPolicy:
-        """How the dataset itself says that workers share it."""
+        """The policy by which, as the dataset itself says, workers share it."""
         return AutoShardPolicy.AUTO
 
     def shard_by_file(self, count: int, index: int) -> Source:
-        """What worker `index` of `count` reads, if each is to read files of its own."""
+        """Return the source for worker `index` of `count`, if each reads its own files."""
         raise CannotShardByFile("it is not read from files")
 
     def batched(self, size: int) -> Source:
-        """Its elements in batches of `size`."""
+        """Return its elements in batches of `size`."""
         return _Batched(self, size)
 
 
@@ -93,22 +96,22 @@ class Source(ABC):
 class CountingReader(Reader):
     """A pass over something that can only be read from the beginning.
 
-    Its state is how far it got. Going on from there reads up to that point again, which is exact as
-    long as every pass has the same order.
+    Its state is how far it got. Resuming there reads up to that point again, which is exact as long
+    as every pass has the same order.
 
     Args:
       elements: The pass, from its beginning.
       convert: Makes a nest of NumPy arrays of an element.
       origin: What a pass of the same order can be started with; part of the state.
-      done: How many elements to pass over.
+      done: The number of elements to skip.
     """
 
     def __init__(
         self,
-        elements: Iterator[Any],
-        convert: Callable[[Any], Nest],
+        elements: Iterator[Nest],
+        convert: Callable[[Nest], Nest],
         *,
-        origin: Any = None,
+        origin: Json = None,
         done: int = 0,
     ) -> None:
         self._given = elements
@@ -119,7 +122,7 @@ class CountingReader(Reader):
         self._skip = self._done = done
 
     def read(self) -> Nest:
-        if self._skip:  # not before somebody wants an element: it may take long
+        if self._skip:  # not before an element is wanted: it may take long
             next(islice(self._elements, self._skip, self._skip), None)
             self._skip = 0
         try:
@@ -129,7 +132,7 @@ class CountingReader(Reader):
         self._done += 1
         return self._convert(element)
 
-    def get_state(self) -> Any:
+    def get_state(self) -> Json:
         return {"read": self._done, "origin": self._origin}
 
     def close(self) -> None:
@@ -159,7 +162,7 @@ class _Batched(Source):
     def shard_by_file(self, count: int, index: int) -> Source:
         return _Batched(self._examples.shard_by_file(count, index), self._size)
 
-    def start(self, state: Any = None) -> Reader:
+    def start(self, state: object = None) -> Reader:
         return _BatchingReader(self._examples.start(state), self._size)
 
 
@@ -180,12 +183,12 @@ class _BatchingReader(Reader):
             return _nest.transform(lambda *columns: np.stack(columns), *rows, everything=True)
         except ValueError as error:
             raise StructureMismatch(
-                "The examples of a batch have to be of one kind and shape; got "
+                "The examples of a batch must be of one kind and shape; got "
                 f"{', '.join(sorted({_kind(row) for row in rows}))}. Make them equal, or batch "
                 "them yourself."
             ) from error
 
-    def get_state(self) -> Any:
+    def get_state(self) -> Json:
         return self._examples.get_state()
 
     def close(self) -> None:
@@ -196,8 +199,8 @@ def _kind(example: Nest) -> str:
     return str(_nest.transform(np.shape, example, everything=True))
 
 
-def arrays_of(element: Nest) -> tuple[list[np.ndarray], Any]:
-    """Return the arrays of an element and its structure; refuse what no array can hold."""
+def arrays_of(element: Nest) -> tuple[list[np.ndarray], PyTreeDef]:
+    """Return the arrays of an element and its structure; refuse values that are no arrays."""
     leaves, structure = _nest.flatten(element, everything=True)
     arrays = [np.asarray(leaf) for leaf in leaves]
     for index, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):

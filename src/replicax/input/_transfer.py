@@ -1,4 +1,4 @@
-"""From the memory of the host to the replicas' devices."""
+"""The transfer from the memory of the host to the replicas' devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicax.values import PerReplica, is_numeric
 
 
 def owned(step: Step) -> Step:
-    """The same step, in memory of its own."""
+    """Return the same step, in memory of its own."""
     if not step.owned:
         if step.wholes is not None:
             step.wholes = [own_copy(whole) for whole in step.wholes]
@@ -25,15 +25,15 @@ def owned(step: Step) -> Step:
 
 
 def to_devices(step: Step, topology: Topology) -> Nest:
-    """The element of a step, with every replica's arrays on its device."""
+    """Return the element of a step, with every replica's arrays on its device."""
     wholes = owned(step).wholes
     if wholes is not None and step.replicas == topology.num_replicas > 1:
         leaves = [_split(whole, topology) for whole in wholes]
     else:
         columns = step.columns()
         numeric = [leaf for leaf, column in enumerate(columns) if is_numeric(column[0].dtype)]
-        homes = list(topology.local_homes)
-        placed = jax.device_put([columns[leaf] for leaf in numeric], [homes] * len(numeric))
+        shardings = list(topology.local_shardings)
+        placed = jax.device_put([columns[leaf] for leaf in numeric], [shardings] * len(numeric))
         for leaf, column in zip(numeric, placed, strict=True):
             columns[leaf] = column
         leaves = _values(columns, step, topology)
@@ -41,7 +41,7 @@ def to_devices(step: Step, topology: Topology) -> Nest:
 
 
 def to_host(step: Step, topology: Topology) -> Nest:
-    """The element of a step, as NumPy arrays."""
+    """Return the element of a step, as NumPy arrays."""
     columns = owned(step).columns()
     return jax.tree.unflatten(step.structure, _values(columns, step, topology))
 
@@ -49,13 +49,13 @@ def to_host(step: Step, topology: Topology) -> Nest:
 def _split(whole: np.ndarray, topology: Topology) -> PerReplica:
     if not is_numeric(whole.dtype):
         return PerReplica(np.split(whole, topology.num_replicas), topology)
-    # 20 us an array, where `device_put` takes 50, in a thread that competes with the step.
+    # This takes 20 us per array, and `device_put` 50, in a thread that competes with the step.
     array = jax.make_array_from_callback(whole.shape, topology.split, whole.__getitem__)
     return PerReplica.from_array(array, topology)
 
 
 def _values(columns: list[list[Any]], step: Step, topology: Topology) -> list[Any]:
-    """For each leaf, the value of all replicas; with one replica, values are plain everywhere."""
+    """Return the value of all replicas for each leaf; with one replica, values are plain."""
     if topology.num_replicas == 1:
         return [column[0] for column in columns]
     shapes = step.shapes or [None] * len(columns)

@@ -4,5 +4,5 @@ from replicax import checkpoint
 from replicax.integrations._flax_checkpoint import NNX
 from replicax.integrations._keras_checkpoint import KERAS
 
-for _kind in (NNX, KERAS):
-    checkpoint.register(_kind)
+for _handler in (NNX, KERAS):
+    checkpoint.register(_handler)

@@ -1,4 +1,4 @@
-"""What checkpoints hold of Flax NNX modules, optimizers, metrics and random streams."""
+"""Checkpoints of Flax NNX modules, optimizers, metrics and random streams."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Any
 
 import jax
 
-from replicax.checkpoint import ArrayPart, Kind, NameOf, TakenApart, placed
+from replicax.checkpoint import ArrayEntry, NameOf, ObjectEntries, TypeHandler, placed
 from replicax.errors import InvalidType
 
 
-def _recognise(thing: Any) -> bool:
+def _recognise(thing: object) -> bool:
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(thing, (nnx.Pytree, nnx.Variable))
 
 
-def _take_apart(thing: Any, _: NameOf) -> TakenApart:
+def _list_entries(thing: object, _: NameOf) -> ObjectEntries:
     nnx: Any = sys.modules["flax.nnx"]
     if isinstance(thing, nnx.Variable):
-        return TakenApart({"": _part("", thing)})
-    parts = {}
+        return ObjectEntries({"": _entry("", thing)})
+    entries = {}
     for path, node in nnx.iter_graph(thing):
         if isinstance(node, nnx.Variable):
             name = "/".join(map(str, path))
-            parts[name] = _part(name, node)
-    return TakenApart(parts)
+            entries[name] = _entry(name, node)
+    return ObjectEntries(entries)
 
 
-def _part(name: str, variable: Any) -> ArrayPart:
+def _entry(name: str, variable: Any) -> ArrayEntry:
     value = variable.get_value()
     if not isinstance(value, jax.Array):
         raise InvalidType(
             f"A checkpoint cannot hold the {type(variable).__name__} {name!r} of an NNX object: "
             f"its value is no array, but {value!r}. Leave it out, or keep arrays in it."
         )
-    return ArrayPart(
+    return ArrayEntry(
         value.shape,
         value.dtype,
         variable.get_value,
@@ -44,4 +44,4 @@ def _part(name: str, variable: Any) -> ArrayPart:
     )
 
 
-NNX = Kind(_recognise, _take_apart)
+NNX = TypeHandler(_recognise, _list_entries)

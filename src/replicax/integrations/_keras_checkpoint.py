@@ -1,4 +1,4 @@
-"""What checkpoints hold of Keras models, layers, optimizers, metrics and variables."""
+"""Checkpoints of Keras models, layers, optimizers, metrics and variables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _bridges, _context
-from replicax.checkpoint import ArrayPart, Deferred, Kind, NameOf, TakenApart
+from replicax.checkpoint import ArrayEntry, Deferred, NameOf, ObjectEntries, TypeHandler
 from replicax.errors import CheckpointMismatch, ContextError
 from replicax.strategies import Strategy
 from replicax.variables import Variable
 
 
-def _recognise(thing: Any) -> bool:
+def _recognise(thing: object) -> bool:
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(
         thing,
@@ -28,24 +28,24 @@ def _recognise(thing: Any) -> bool:
     )
 
 
-def _take_apart(thing: Any, _: NameOf) -> TakenApart:
+def _list_entries(thing: Any, _: NameOf) -> ObjectEntries:
     keras = sys.modules["keras"]
     if isinstance(thing, keras.Variable):
-        return TakenApart({"": _part(thing)})
+        return ObjectEntries({"": _entry(thing)})
     if isinstance(thing, keras.metrics.Metric):
-        return TakenApart(_by_path(thing.variables, [thing]))
+        return ObjectEntries(_by_path(thing.variables, [thing]))
     if isinstance(thing, keras.optimizers.Optimizer):
-        return _take_optimizer_apart(thing)
+        return _list_optimizer_entries(thing)
     if isinstance(thing, keras.Model):
         thing.jax_state_sync()  # in a callback of `fit`, the values of the last step are elsewhere
-    parts = _by_path(thing.variables, thing._flatten_layers())
+    entries = _by_path(thing.variables, thing._flatten_layers())
     optimizer = getattr(thing, "optimizer", None) if isinstance(thing, keras.Model) else None
     if isinstance(thing, keras.Model):
         measured = _by_path(thing.metrics_variables, thing.metrics, optional=True)
-        parts |= {f"metrics/{name}": part for name, part in measured.items()}
+        entries |= {f"metrics/{name}": entry for name, entry in measured.items()}
     if optimizer is not None:
         slots = _by_position(optimizer.variables)
-        parts |= {f"optimizer/{name}": part for name, part in slots.items()}
+        entries |= {f"optimizer/{name}": entry for name, entry in slots.items()}
 
     def make(place: str) -> None:
         if not thing.built:
@@ -57,20 +57,20 @@ def _take_apart(thing: Any, _: NameOf) -> TakenApart:
             with _scope_of(thing.trainable_variables):
                 optimizer.build(thing.trainable_variables)
 
-    return TakenApart(parts, make=make)
+    return ObjectEntries(entries, make=make)
 
 
-# What was restored for slots that an optimizer has not made yet.
-_waiting: weakref.WeakKeyDictionary[Any, Deferred] = weakref.WeakKeyDictionary()
+# Restored values for slots that an optimizer has not made yet.
+_waiting: weakref.WeakKeyDictionary[object, Deferred] = weakref.WeakKeyDictionary()
 
 
-def _take_optimizer_apart(optimizer: Any) -> TakenApart:
-    parts = _by_position(optimizer.variables)
+def _list_optimizer_entries(optimizer: Any) -> ObjectEntries:
+    entries = _by_position(optimizer.variables)
     if optimizer.built:
-        return TakenApart(parts)
+        return ObjectEntries(entries)
     if type(optimizer).variables is not sys.modules["keras"].optimizers.Optimizer.variables:
-        # One that wraps others: its variables change places when it is built.
-        return TakenApart(parts, make=_refuse_unbuilt_optimizer)
+        # It wraps other optimizers: its variables change places when it is built.
+        return ObjectEntries(entries, make=_refuse_unbuilt_optimizer)
 
     def defer(deferred: Deferred) -> None:
         if optimizer not in _waiting:
@@ -78,32 +78,32 @@ def _take_optimizer_apart(optimizer: Any) -> TakenApart:
         _waiting[optimizer] = deferred
 
     waiting = _waiting.get(optimizer)
-    return TakenApart(parts, defer, {} if waiting is None else waiting.waiting)
+    return ObjectEntries(entries, defer, {} if waiting is None else waiting.waiting)
 
 
 def _fill_when_built(optimizer: Any) -> None:
-    """Have an optimizer give its slots what waits for them, in the moment when it makes them."""
+    """Make an optimizer fill its slots with the restored values as soon as it makes them."""
     build = optimizer.build
 
     @functools.wraps(build)
     def build_and_fill(variables: Any) -> None:
-        # Here, because it imports Keras.
+        # Imported here, because it imports Keras.
         from replicax.integrations.keras._scope import outside_of_functions
 
-        with outside_of_functions():  # or they would have no numbers before the function ends
+        with outside_of_functions():  # or the slots would have no values before the function ends
             build(variables)
         deferred = _waiting[optimizer]
         restored = [
-            (part, deferred.take(name, part.shape, part.dtype))
-            for name, part in _by_position(optimizer.variables).items()
+            (entry, deferred.take(name, entry.shape, entry.dtype))
+            for name, entry in _by_position(optimizer.variables).items()
             if name not in before
         ]
-        # Now, also while a program is traced: as the slots do, this begins with numbers.
+        # Written now, even while a program is traced: slots begin with concrete values.
         with _context.entered(_context.Frame()), jax.ensure_compile_time_eval():
-            for part, value in restored:
+            for entry, value in restored:
                 if value is not None:
-                    part.write(value)
-        deferred.settle()
+                    entry.write(value)
+        deferred.finish()
         del _waiting[optimizer], optimizer.build
 
     before = _by_position(optimizer.variables).keys()
@@ -117,7 +117,7 @@ def _refuse_unbuilt_optimizer(place: str) -> None:
     )
 
 
-def _scope_of(variables: Iterable[Any]) -> Any:
+def _scope_of(variables: Iterable[object]) -> Any:
     """Return the scope of the strategy to which variables belong."""
     for variable in variables:
         ours = _bridges.variable_of(variable)
@@ -126,12 +126,12 @@ def _scope_of(variables: Iterable[Any]) -> Any:
     return nullcontext()
 
 
-def _part(variable: Any, optional: bool = False) -> ArrayPart:
-    return ArrayPart(
+def _entry(variable: Any, optional: bool = False) -> ArrayEntry:
+    return ArrayEntry(
         tuple(variable.shape),
         jnp.dtype(variable.dtype),
         lambda: _value_of(variable),
-        # Through ours, so that it comes to all devices of its strategy.
+        # Assigned through our variable, so that it reaches all devices of its strategy.
         lambda value: _bridges.variable_of(variable).assign(value),
         optional=optional,
     )
@@ -149,16 +149,16 @@ def _value_of(variable: Any) -> Any:
 
 def _by_path(
     variables: Iterable[Any], named: Iterable[Any], optional: bool = False
-) -> dict[str, ArrayPart]:
+) -> dict[str, ArrayEntry]:
     """Name variables by their paths, as Keras numbers them in a fresh process.
 
     Keras counts the layers of a class over all models of a process: `dense_7` of the second model
-    is the `dense_3` of the first. Names that somebody has given stay as they are.
+    is the `dense_3` of the first. Names given by the user stay as they are.
 
     Args:
       variables: The variables.
       named: The objects that they may belong to, whose names are in the paths.
-      optional: Whether they may be lacking.
+      optional: Whether they may be missing.
     """
     variables = list(variables)
     bases = {
@@ -168,7 +168,7 @@ def _by_path(
         if base is not None
     }
     numbers: dict[str, dict[str, int]] = {}
-    parts: dict[str, ArrayPart] = {}
+    entries: dict[str, ArrayEntry] = {}
     for variable in variables:
         words = []
         for word in variable.path.split("/"):
@@ -181,35 +181,35 @@ def _by_path(
             words.append(base if number == 0 else f"{base}_{number}")
         name = unnumbered = "/".join(words)
         count = 1
-        while name in parts:  # variables that the user gave one name
+        while name in entries:  # the user gave several variables one name
             count += 1
             name = f"{unnumbered}#{count}"
-        parts[name] = _part(variable, optional)
-    return parts
+        entries[name] = _entry(variable, optional)
+    return entries
 
 
 def _automatic_base(name: str, class_name: str) -> str | None:
-    """Return what Keras numbered to get this name; None if it is not the name of the class.
+    """Return the name without Keras' number; None if it is not derived from the class.
 
-    `Bidirectional` puts a word before the name of its layer.
+    `Bidirectional` puts a prefix before the name of its layer.
     """
     matched = re.fullmatch(rf"((?:forward_|backward_)?{re.escape(class_name)})(_\d+)?", name)
     return matched and matched[1]
 
 
 def _snake_case(name: str) -> str:
-    """Return what `keras.src.utils.naming.to_snake_case` returns."""
+    """Return the same as `keras.src.utils.naming.to_snake_case`."""
     name = re.sub(r"\W+", "", name)
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-def _by_position(variables: Iterable[Any]) -> dict[str, ArrayPart]:
-    """Name slots by position and purpose: their paths have those of the trained variables."""
+def _by_position(variables: Iterable[Any]) -> dict[str, ArrayEntry]:
+    """Name slots by position and purpose: their paths contain those of the trained variables."""
     return {
-        f"{position}_{variable.path.rpartition('_')[2].rpartition('/')[2]}": _part(variable)
+        f"{position}_{variable.path.rpartition('_')[2].rpartition('/')[2]}": _entry(variable)
         for position, variable in enumerate(variables)
     }
 
 
-KERAS = Kind(_recognise, _take_apart)
+KERAS = TypeHandler(_recognise, _list_entries)

@@ -54,6 +54,11 @@ class _Seconds(click.types.FloatParamType):
     help="Keep what workers write, in attempt-0/worker-0.log and so on.",
 )
 @click.option(
+    "--compilation-cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep compiled programs in this directory, for the next start.",
+)
+@click.option(
     "--grace-period",
     type=_Seconds(),
     default=Patience().grace,
@@ -77,6 +82,7 @@ def launch_command(
     devices_per_worker: int | None,
     max_restarts: int,
     log_dir: Path | None,
+    compilation_cache: Path | None,
     grace_period: float,
     backoff: float,
     is_module: bool,
@@ -85,10 +91,10 @@ def launch_command(
 ) -> None:
     """Run SCRIPT as a cluster of workers on this machine.
 
-    Each worker is told of the others by TF_CONFIG. When one fails, all are stopped, and the exit
+    Each worker learns of the others from TF_CONFIG. When one fails, all are stopped, and the exit
     code is that of the one that failed first.
     """
-    # To read a FIFO waits for its writer; a directory may have a `__main__.py`.
+    # Reading a FIFO waits for its writer; a directory may have a `__main__.py`.
     if not is_module and not Path(script).is_file() and not Path(script).is_dir():
         raise click.BadParameter(f"there is no file {script!r}.", param_hint="'SCRIPT'")
     if log_dir is not None:
@@ -103,6 +109,7 @@ def launch_command(
             devices_per_worker=devices_per_worker,
             max_restarts=max_restarts,
             log_directory=log_dir,
+            compilation_cache=compilation_cache,
             patience=Patience(grace=grace_period),
             backoff=backoff,
         )

@@ -1,4 +1,4 @@
-"""What the launcher tells workers: `TF_CONFIG`, and how many devices the CPU is split into."""
+"""The launcher's settings for workers: `TF_CONFIG`, and options of JAX."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 _HOST = "127.0.0.1"
 
@@ -15,8 +16,10 @@ def environments(
     ports: Sequence[int],
     devices_per_worker: int | None = None,
     base: Mapping[str, str] | None = None,
+    *,
+    compilation_cache: Path | None = None,
 ) -> list[dict[str, str]]:
-    """The environment of each worker of a cluster on this machine, a port each.
+    """Return the environment of each worker of a cluster on this machine, one per port.
 
     >>> first, second = environments([4000, 4001], devices_per_worker=2, base={})
     >>> first["JAX_NUM_CPU_DEVICES"]
@@ -26,8 +29,13 @@ def environments(
      "task": {"type": "worker", "index": 1}}
     """
     common = dict(os.environ if base is None else base)
+    # JAX reads its options from there.
     if devices_per_worker is not None:
-        common["JAX_NUM_CPU_DEVICES"] = str(devices_per_worker)  # JAX reads its options from there
+        common["JAX_NUM_CPU_DEVICES"] = str(devices_per_worker)
+    if compilation_cache is not None:
+        common["JAX_COMPILATION_CACHE_DIR"] = str(compilation_cache.absolute())
+        common["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        common["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     cluster = {"worker": [f"{_HOST}:{port}" for port in ports]}
     return [
         common
@@ -37,7 +45,7 @@ def environments(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens now.
+    """Return ports on which no process listens now.
 
     >>> len(set(free_ports(3)))
     3

@@ -1,4 +1,4 @@
-"""What workers write, made harmless for a terminal."""
+"""The output of workers, made harmless for a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a gang: a worker ends, or somebody asks the launcher to stop."""
+"""The events of a gang: a worker ends, or the launcher is asked to stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The process of a worker is gone."""
+    """The process of a worker has ended."""
 
     worker: int
     code: int  # as `subprocess` has it: minus the number of the signal that killed it
@@ -34,7 +34,7 @@ Events = queue.SimpleQueue[Ended | Asked]
 
 @contextlib.contextmanager
 def asking(events: Events) -> Iterator[None]:
-    """Makes Ctrl-C, SIGTERM and the end of the terminal into events."""
+    """Turn Ctrl-C, SIGTERM and the end of the terminal into events."""
     if threading.current_thread() is not threading.main_thread():  # where handlers are not allowed
         yield
         return

@@ -1,4 +1,4 @@
-"""Seeing which process ended first."""
+"""The order in which processes end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from replicax.launch._events import Ended, Events
 
 @final
 class Exits:
-    """Puts `Ended` into `events` for each process, in the order in which they ended.
+    """A watcher that puts `Ended` into `events` for each process, in the order of their ends.
 
-    When one worker dies the others notice, and may end within a millisecond. A thread for each
-    process that waits for it has to get hold of Python before it can say so, and was late enough to
-    blame another in 1 of 20 cases 2 ms apart, while much was written. Linux keeps the order itself:
-    descriptors of processes become readable when those end, and epoll gives them in that order.
+    When one worker dies the others notice, and may end within a millisecond. One waiting thread
+    per process must get hold of Python before it can say so, and was late enough to blame another
+    in 1 of 20 cases 2 ms apart, while much was written. Linux keeps the order itself: descriptors
+    of processes become readable when those end, and epoll gives them in that order.
     """
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]], events: Events) -> None:
@@ -33,7 +33,7 @@ class Exits:
             self._threads = [_thread(self._wait_for_all, descriptors)]
 
     def join(self) -> None:
-        """Waits until every process has ended."""
+        """Wait until every process has ended."""
         for thread in self._threads:
             thread.join()
 
@@ -53,12 +53,12 @@ class Exits:
 
 
 def _descriptors(processes: Sequence[subprocess.Popen[bytes]]) -> list[int] | None:
-    """A descriptor of each process, where there is such a thing."""
+    """Return a descriptor of each process; None where there is no such thing."""
     found: list[int] = []
     try:
         for process in processes:
             found.append(os.pidfd_open(process.pid))
-    except (AttributeError, OSError):  # another system than Linux, or a sandbox
+    except (AttributeError, OSError):  # a system other than Linux, or a sandbox
         for descriptor in found:
             os.close(descriptor)
         return None

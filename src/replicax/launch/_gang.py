@@ -27,7 +27,7 @@ _TIDYING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long workers are waited for, in seconds; `math.inf` is without limit.
+    """The time to wait for workers, in seconds; `math.inf` means without limit.
 
     Args:
       grace: From a signal to the launcher, which workers get too, until they are killed.
@@ -47,7 +47,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a worker ended."""
+    """The end of a worker."""
 
     worker: int
     code: int
@@ -71,13 +71,13 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a gang.
+    """The result of running a gang.
 
     Args:
-      endings: Of all workers, in the order in which they ended.
-      failure: The first one that failed by itself, rather than by a signal to the launcher.
-      asked: The signal that the launcher got first.
-      last_lines: What the one that failed wrote last.
+      endings: The endings of all workers, in the order in which they ended.
+      failure: The first one that failed on its own, rather than by a signal to the launcher.
+      asked: The first signal that the launcher got.
+      last_lines: The last output of the worker that failed.
     """
 
     endings: tuple[Ending, ...]
@@ -99,13 +99,13 @@ class Gang:
     """Workers that were started together; `close` it, or use it in a `with`.
 
     Args:
-      command: What each of them runs.
-      environments: The environment of each.
-      screen: Where their output goes.
-      status: Is kept up to date.
-      events: Where signals to the launcher come from.
-      patience: How long they are waited for when they are to end.
-      log_directory: Gets a file with the output of each.
+      command: The command that each worker runs.
+      environments: The environment of each worker.
+      screen: The screen that shows their output.
+      status: The status, which is kept up to date.
+      events: The source of signals to the launcher.
+      patience: How long to wait for the workers when they are to end.
+      log_directory: The directory that gets a file with the output of each worker.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Gang:
         self.close()
 
     def run(self) -> Outcome:
-        """Waits for all workers, and stops them when one of them fails or somebody asks for it."""
+        """Wait for all workers, and stop them when one fails or the launcher is asked to stop."""
         self._status.since = time.monotonic()
         self._update_status("")
         while len(self._ended) < len(self._workers):
@@ -164,7 +164,7 @@ class Gang:
         return self._outcome()
 
     def close(self) -> None:
-        """Kills what still runs, and shows the rest of what it wrote."""
+        """Kill the remaining processes, and show the rest of their output."""
         for worker in self._workers:
             worker.close()
         if self._exits is not None:

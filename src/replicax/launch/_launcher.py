@@ -27,17 +27,19 @@ def launch(
     devices_per_worker: int | None = None,
     max_restarts: int = 0,
     log_directory: Path | None = None,
+    compilation_cache: Path | None = None,
     patience: Patience = Patience(),  # noqa: B008 - a frozen value
     backoff: float = 1.0,
 ) -> int:
-    """Runs a Python program as a cluster of workers on this machine; returns the exit code.
+    """Run a Python program as a cluster of workers on this machine; return the exit code.
 
     Args:
       arguments: Those of the interpreter: a script, or `-m` and a module, and what that gets.
-      workers: How many.
-      devices_per_worker: Into how many devices each splits its CPU; if not given, it is not said.
+      workers: The number of workers.
+      devices_per_worker: The number of virtual CPU devices of each; by default, left to it.
       max_restarts: How many times all of them are started again after one has failed.
-      log_directory: Gets `attempt-0/worker-0.log` and so on.
+      log_directory: The directory for `attempt-0/worker-0.log` and so on.
+      compilation_cache: Keeps the workers' compiled programs, for the next start.
       patience: How long workers are waited for when they are to end.
       backoff: The pause before the first restart in seconds; each further one is twice as long.
     """
@@ -52,14 +54,16 @@ def launch(
     with Screen(status) as screen, asking(events):
         while True:
             directory = log_directory and log_directory / f"attempt-{status.attempt}"
-            told = environments(free_ports(workers), devices_per_worker)
-            with Gang(command, told, screen, status, events, patience, directory) as gang:
+            per_worker = environments(
+                free_ports(workers), devices_per_worker, compilation_cache=compilation_cache
+            )
+            with Gang(command, per_worker, screen, status, events, patience, directory) as gang:
                 outcome = gang.run()
             for message in report(outcome, directory):
                 screen.say(message)
             if not _worth_another(outcome) or status.attempt == max_restarts:
                 return outcome.exit_code
-            # The exponent is bounded: after 1,024 attempts the power would be no float.
+            # The exponent is bounded: after 1,024 attempts the power would not fit in a float.
             pause = min(backoff * 2.0 ** min(status.attempt, 1000), _LONGEST_PAUSE)
             status.doing = "waiting to start again"
             screen.say(f"Starting all workers again in {pause:g} s.")

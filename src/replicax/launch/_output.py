@@ -1,4 +1,4 @@
-"""What workers write: to the screen with a prefix, to log files as it is, and the last lines."""
+"""The output of workers: to the screen with a prefix, to log files as it is, and its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replicax.launch._screen import Screen
 
 _LAST_LINES = 20
 _CHUNK = 1 << 16
-# A line that goes on for longer than this is shown in parts, in bytes.
+# A line that is longer than this is shown in parts, in bytes.
 _LONG = 1 << 20
 # How long to wait for more of a pipe that is held open by a process we do not know, in seconds.
 _QUIET = 0.5
@@ -26,12 +26,12 @@ _QUIET = 0.5
 
 @final
 class Output:
-    """A thread that reads the pipes of all workers, so that none ever has to wait for another.
+    """A thread that reads the pipes of all workers, so that none ever waits for another.
 
     Args:
       pipes: One for each worker.
-      screen: Gets whole lines.
-      log_directory: Gets `worker-0.log` and so on.
+      screen: The stream that gets whole lines.
+      log_directory: The directory for `worker-0.log` and so on.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class Output:
         self._thread.start()
 
     def last_lines(self, index: int) -> list[str]:
-        """What the worker wrote last."""
+        """Return the worker's last output."""
         return [line.decode(errors="replace") for line in list(self._lines[index].last)]
 
     def wait(self, seconds: float) -> None:
-        """Waits until every pipe is closed at its other end, so long at most."""
+        """Wait up to `seconds` until every pipe is closed at its other end."""
         self._thread.join(seconds)
 
     def finish(self) -> None:
-        """Reads what there is and ends."""
+        """Read the remaining output and end."""
         self._finishing = True
         self._thread.join()
 
@@ -123,7 +123,7 @@ def _open_logs(directory: Path, count: int) -> dict[int, IO[bytes]]:
 
 @final
 class _Lines:
-    """Cuts what comes into lines, the way that a terminal would show them in the end."""
+    """The output of one worker as lines, the way a terminal would finally show them."""
 
     def __init__(self) -> None:
         self.last: deque[bytes] = deque(maxlen=_LAST_LINES)
@@ -140,7 +140,7 @@ class _Lines:
         if len(self._pending) > _LONG:
             whole.append(self._pending)
             self._pending = b""
-        elif b"\r" in self._pending:  # a progress bar, which may go on like that for hours
+        elif b"\r" in self._pending:  # a progress bar, which may continue like that for hours
             end = b"\r" if self._pending.endswith(b"\r") else b""
             self._pending = b"\r" + _visible(self._pending) + end
         return self._keep([_visible(line) for line in whole])
@@ -157,5 +157,5 @@ class _Lines:
 
 
 def _visible(line: bytes) -> bytes:
-    """What is not written over by what follows a carriage return."""
+    """Return the text that is not overwritten after a carriage return."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]

@@ -1,4 +1,4 @@
-"""What the launcher says at the end."""
+"""The launcher's messages at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicax.launch._gang import Ending, Outcome
 
 
 def report(outcome: Outcome, log_directory: Path | None) -> list[str]:
-    """Messages on what became of a gang; none if all is well."""
+    """Return messages about the outcome of a gang; none if all is well."""
     if outcome.exit_code == 0:
         return []
     failure = outcome.failure

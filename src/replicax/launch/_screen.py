@@ -1,4 +1,4 @@
-"""Where the launcher writes: lines of workers to stdout, its own messages to stderr."""
+"""The launcher's output: lines of workers to stdout, its own messages to stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, final
 
 from replicax.launch._status import Status, StatusLine
 
-# Of red there will be enough when something fails.
+# Red is reserved for failures.
 _COLOURS = (b"36", b"32", b"33", b"35", b"34", b"96", b"92", b"95")
 _PLAIN = b"\x1b[0m"
 
@@ -20,7 +20,7 @@ _PLAIN = b"\x1b[0m"
 class Screen:
     """Both streams of this process; in a terminal with colours, and a status at the bottom.
 
-    Everything goes on if the streams are gone: a run of hours does not end with its pager.
+    Everything continues if the streams are closed: a run of hours does not end with its pager.
     """
 
     def __init__(self, status: Status) -> None:
@@ -42,13 +42,13 @@ class Screen:
             self._line.stop()
 
     def show(self, worker: int, lines: Sequence[bytes]) -> None:
-        """Writes lines of a worker."""
+        """Write lines of a worker."""
         if not lines:
             return
         prefix, end = b"[worker %d] " % worker, b"\n"
         if self._coloured:
             prefix = b"\x1b[%bm%b%b" % (_COLOURS[worker % len(_COLOURS)], prefix, _PLAIN)
-            end = _PLAIN + end  # whatever colour the worker may have left
+            end = _PLAIN + end  # ends any colour that the worker may have left
         text = b"".join(prefix + line + end for line in lines)
         if self._line is not None:
             self._line.write_above(text.decode(errors="replace"))
@@ -56,14 +56,14 @@ class Screen:
             self._out.write(text)
 
     def show_progress(self, worker: int, line: bytes) -> None:
-        """Has the status tell the line that a worker writes over and over; none when that ends."""
+        """Show in the status the line that a worker rewrites; none when that ends."""
         if line:
             self._status.progress[worker] = line.decode(errors="replace")
         else:
             self._status.progress.pop(worker, None)
 
     def say(self, message: str) -> None:
-        """Writes a message of the launcher."""
+        """Write a message of the launcher."""
         text = f"[{self._status.name}] {message}\n".encode()
         with self._speaking:
             if self._line is None:
@@ -86,14 +86,14 @@ class _Stream:
 
     def write(self, text: bytes) -> None:
         try:
-            if self._raw is None:  # somebody has put something else in the place of the stream
+            if self._raw is None:  # the stream was replaced by something else
                 self._text.write(text.decode(errors="replace"))
                 return
             left = memoryview(text)
             while left:
                 written = self._raw.write(left)
-                if written is None:  # somebody has made it non-blocking, and it is full
+                if written is None:  # it was made non-blocking, and is full
                     time.sleep(0.01)
                 left = left[written or 0 :]
-        except (OSError, ValueError):  # nobody reads it any more, or it was closed
+        except (OSError, ValueError):  # its reader has ended, or it was closed
             return

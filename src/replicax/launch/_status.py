@@ -1,4 +1,4 @@
-"""The line at the bottom of a terminal that says how the workers do."""
+"""The line at the bottom of a terminal that says how the workers are doing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @final
 class Status:
-    """How the workers do; whoever knows better changes it."""
+    """The state of the workers, which the rest of the launcher keeps up to date."""
 
     def __init__(self, workers: int, max_restarts: int) -> None:
         self._workers = workers
@@ -25,7 +25,7 @@ class Status:
 
     @property
     def name(self) -> str:
-        """Who is speaking."""
+        """The name under which the launcher speaks."""
         return f"launcher, attempt {self.attempt}" if self._max_restarts else "launcher"
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Status:
 
 @final
 class StatusLine:
-    """Keeps a status below everything else in a terminal."""
+    """A line that keeps a status below everything else in a terminal."""
 
     def __init__(self, terminal: IO[str], status: Status) -> None:
         from rich.console import Console  # takes 50 ms, for terminals only
@@ -60,7 +60,7 @@ class StatusLine:
         )
 
     def start(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone
+        with contextlib.suppress(OSError):  # the terminal was closed
             self._live.start()
 
     def stop(self) -> None:
@@ -68,7 +68,7 @@ class StatusLine:
             self._live.stop()
 
     def write_above(self, text: str) -> None:
-        """Writes whole lines, as they are, and the status below them again."""
+        """Write whole lines, as they are, and the status below them again."""
         from rich.segment import Segment, Segments
 
         with contextlib.suppress(OSError):

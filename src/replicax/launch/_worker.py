@@ -1,4 +1,4 @@
-"""One worker: its process, and whatever processes that starts."""
+"""One worker: its process and the child processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, final
 
-# Nobody can act when the launcher is killed by SIGKILL but another process. So each worker is put
-# into the process group of a shell that waits for a pipe to the launcher to close, and then kills
-# the group. Unlike Linux' PR_SET_PDEATHSIG this reaches the processes that a worker has started,
-# such as those that read data; works on any POSIX system; and there is no moment at which a worker
-# runs unguarded. It costs 1 ms and 1 MB a worker.
+# Only another process can act when the launcher is killed by SIGKILL. So each worker is put into
+# the process group of a shell that waits for a pipe to the launcher to close, and then kills the
+# group. Unlike Linux' PR_SET_PDEATHSIG this reaches the processes that a worker has started, such
+# as those that read data; it works on any POSIX system; and there is no moment at which a worker
+# runs unguarded. It costs 1 ms and 1 MB per worker.
 _KEEPER = "trap '' HUP INT QUIT TERM TSTP TTIN TTOU; read -r nothing; kill -KILL 0"
 
 
@@ -50,9 +50,9 @@ class Worker:
         return self.process.stdout
 
     def send(self, number: signal.Signals) -> None:
-        """Signals the worker; SIGKILL goes to all its processes, anything else to itself alone.
+        """Signal the worker; SIGKILL goes to all its processes, anything else to itself alone.
 
-        Its other processes belong to it: to end those that read data would take away what it needs
+        Its other processes belong to it: ending those that read data would take away what it needs
         to save a checkpoint.
         """
         if number is signal.SIGKILL:
@@ -63,14 +63,14 @@ class Worker:
             self.process.send_signal(signal.SIGCONT)  # a stopped one acts on nothing
 
     def close(self) -> None:
-        """Kills what is left of it."""
+        """Kill its remaining processes."""
         self.send(signal.SIGKILL)
         self.process.wait()
         self._end_group()
 
     def _kill_group(self) -> None:
-        if self._keeper.returncode is None:  # not waited for, so its id is nobody else's
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone, or dying
+        if self._keeper.returncode is None:  # not waited for, so no other process has its id
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # all ended, or about to
                 os.killpg(self._keeper.pid, signal.SIGKILL)
 
     def _end_group(self) -> None:

@@ -1,5 +1,6 @@
-"""What a training step needs on devices that need not be there: memory, communication, time."""
+"""Memory, communication and time of a training step, on devices that need not exist."""
 
+from replicax._public import publish as _publish
 from replicax.planning._collectives import Collective, Origin
 from replicax.planning._estimate import Estimate
 from replicax.planning._plan import Memory, Plan, PlannedVariable, Scaling
@@ -16,3 +17,5 @@ __all__ = [
     "plan",
     "scaling",
 ]
+
+_publish(globals())

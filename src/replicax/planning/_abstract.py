@@ -1,4 +1,4 @@
-"""A strategy over devices that are not there: its variables have shapes, and no numbers."""
+"""A strategy over devices that do not exist: its variables have shapes, and no numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from replicax import _nest
 from replicax._context import Frame
 from replicax._enums import VariableSynchronization
-from replicax._typing import Nest
+from replicax._typing import Leaf, Nest
 from replicax.errors import ContextError, InvalidArgument
 from replicax.execution import Executor
 from replicax.strategies import Strategy, StrategyExtended
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @final
 class PlannedStrategy(Strategy):
-    """What a program gets that is planned: a strategy over described devices.
+    """The strategy that a planned program gets, over described devices.
 
     Args:
       topology: The devices.
@@ -48,19 +48,19 @@ class PlannedStrategy(Strategy):
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """All that were made, in that order."""
+        """The variables in the order in which they were made."""
         return tuple(self._made.variables)
 
 
 @final
 class AbstractPlacement(VariablePlacement):
-    """Makes variables whose state is a `jax.ShapeDtypeStruct` where others have an array."""
+    """A placement that makes variables with a `jax.ShapeDtypeStruct` instead of an array."""
 
     def __init__(self) -> None:
         self.variables: list[Variable] = []
 
     def create(
-        self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
+        self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
     ) -> Variable:
         made = _on_read if request.synchronization is _ON_READ else _mirrored
         variable = made(request, strategy, _begin(request), colocate_with)
@@ -77,13 +77,13 @@ class AbstractPlacement(VariablePlacement):
 
 @final
 class _NothingRuns(Executor):
-    """There is nothing that could run."""
+    """An executor that runs nothing, as there are no devices to run on."""
 
     def run(
         self,
         strategy: StrategyLike,
         frame: Frame,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> NoReturn:
@@ -97,7 +97,7 @@ _ON_READ = VariableSynchronization.ON_READ
 
 
 def _begin(request: VariableRequest) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of the initial value, of which no number is computed."""
+    """Return the shape and dtype of the initial value, of which no number is computed."""
     value = request.initial_value
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, request.dtype or value.dtype)
@@ -108,7 +108,7 @@ def _mirrored(
     request: VariableRequest,
     strategy: StrategyLike,
     like: jax.ShapeDtypeStruct,
-    colocate_with: Any,
+    colocate_with: object,
 ) -> MirroredVariable:
     topology = strategy.topology
     request, spec = layout_of(request, topology, like.shape, colocate_with)
@@ -120,7 +120,7 @@ def _on_read(
     request: VariableRequest,
     strategy: StrategyLike,
     like: jax.ShapeDtypeStruct,
-    colocate_with: Any,
+    colocate_with: object,
 ) -> SyncOnReadVariable:
     topology = strategy.topology
     rows = like.shape[0] if like.shape else 1
@@ -128,21 +128,21 @@ def _on_read(
     state = PerReplica.from_array(
         _described(shape, like.dtype, topology.split), topology, scalars=not like.shape
     )
-    return SyncOnReadVariable._build(request, strategy, state, _described(like.shape, like.dtype))
+    return SyncOnReadVariable.of_state(request, strategy, like.shape, like.dtype, state)
 
 
 def abstract_arguments(args: Sequence[Nest], topology: Topology, batch: int | None) -> Nest:
-    """What a step function gets for global batches: their shares, of which no number is there.
+    """Return what a step function gets for global batches: their shares, without numbers.
 
-    Arrays of rank 0 are the same on all replicas. What is no array stays as it is.
+    Arrays of rank 0 are the same on all replicas. Other leaves stay as they are.
 
     Args:
       args: Nests of arrays, or of `jax.ShapeDtypeStruct`.
-      topology: Over whose replicas batches are divided.
-      batch: How many rows a batch has; None leaves them as they are.
+      topology: The replicas that batches are divided over.
+      batch: The number of rows of a batch; None leaves batches as they are.
     """
 
-    def abstract(leaf: Any) -> Any:
+    def abstract(leaf: object) -> Leaf:
         if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)):
             return leaf
         if not leaf.shape:
@@ -162,7 +162,7 @@ def abstract_arguments(args: Sequence[Nest], topology: Topology, batch: int | No
 
 
 class _NoNumbers(jax.ShapeDtypeStruct):
-    """What stands for an array, and says so to who wants to look into it."""
+    """A stand-in for an array, which says so when its numbers are asked for."""
 
     @property
     def addressable_shards(self) -> NoReturn:
@@ -172,5 +172,5 @@ class _NoNumbers(jax.ShapeDtypeStruct):
         )
 
 
-def _described(shape: Sequence[int], dtype: Any, sharding: Any = None) -> Any:
+def _described(shape: Sequence[int], dtype: object, sharding: object = None) -> Any:
     return _NoNumbers(tuple(shape), dtype, sharding=sharding)

@@ -1,4 +1,4 @@
-"""Charts as SVG, in words that a browser draws: no library, no script."""
+"""Charts as SVG, which a browser draws: no library, no script."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Bar:
     """A bar of pieces, one after another.
 
     Args:
-      label: What is left of it.
+      label: The text to the left of it.
       pieces: Kind and size of each; a kind has a colour.
-      limit: Where a mark is drawn: what must not be passed.
+      limit: The size that must not be passed, where a mark is drawn.
     """
 
     label: str
@@ -30,7 +30,7 @@ class Bar:
 
 
 def bars(title: str, rows: Sequence[Bar], show: Callable[[float], str]) -> str:
-    """Bars below each other, on one scale; `show` puts sizes into words."""
+    """Draw bars below each other, on one scale; `show` puts sizes into words."""
     totals = [sum(size for _, size in row.pieces) for row in rows]
     largest = max([*totals, *(row.limit or 0.0 for row in rows)]) or 1.0
     scale = (_WIDTH - _LABELS - 180) / largest
@@ -61,15 +61,15 @@ def bars(title: str, rows: Sequence[Bar], show: Callable[[float], str]) -> str:
 
 
 def legend(kinds: Sequence[str]) -> str:
-    """Which colour is which kind."""
+    """Show which colour is which kind."""
     each = "".join(f'<span><i class="{escape(kind)}"></i>{escape(kind)}</span>' for kind in kinds)
     return f'<p class="legend">{each}</p>'
 
 
 def curve(title: str, points: Sequence[tuple[float, float]], show: Callable[[float], str]) -> str:
-    """Points and a line through them, both scales logarithmic; dashed, what would be ideal.
+    """Draw points and a line through them, on logarithmic scales; the ideal line is dashed.
 
-    Ideal is what grows with x from the first point on.
+    The ideal line grows in proportion to x from the first point on.
     """
     height, left, right, top, bottom = 300, 90, 40, 20, 44
     (x0, y0), (xn, _) = points[0], points[-1]

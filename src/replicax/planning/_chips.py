@@ -1,6 +1,6 @@
-"""What is published of chips: the one table that estimates of time rest on.
+"""The published figures of chips: the one table that estimates of time rest on.
 
-Docs/planning.md shows it; a test keeps the two equal.
+It is also in docs/planning.md; a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class Chip:
     """Figures of one chip.
 
     Args:
-      name: What topologies call it.
-      devices: How many devices of JAX it is.
+      name: Its name in topologies.
+      devices: The number of JAX devices that it is.
       usable_memory: Bytes that XLA lets a program use, of the memory of a chip.
-      memory_bandwidth: Bytes a second.
-      peak_flops: Floating point operations a second, bfloat16.
-      link_bandwidth: Bytes a second that a chip sends to all of its neighbours together: half of
+      memory_bandwidth: Bytes per second.
+      peak_flops: Floating point operations per second, bfloat16.
+      link_bandwidth: Bytes per second that a chip sends to all of its neighbours together: half of
         what is published, which counts both ways.
-      links: To how many neighbours.
+      links: The number of these neighbours.
       wraps_at: Along an axis whose size is a multiple of it, the last chip is a neighbour of the
         first.
       source: Where that is published.
@@ -41,7 +41,7 @@ class Chip:
     source: str
 
     def share(self, count: float) -> float:
-        """What a device of JAX has of a figure of the chip."""
+        """Return the share of a JAX device in a figure of the chip."""
         return count / self.devices
 
 

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program, and the user's lines that they come from."""
+"""The collectives of a compiled program, and the user's lines that caused them."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class Origin:
 @final
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Something that chips do together.
+    """A collective operation of several chips.
 
     Args:
       kind: As XLA calls it: "all-reduce", "all-gather", "reduce-scatter" and so on.
-      bytes: What is combined, whole, for one chip: the sum, or all that is gathered.
-      group_size: How many chips take part in one.
-      groups: How many such groups do it at the same time.
-      times: How often in a step, for those in loops.
-      origins: The lines that it comes from; XLA makes one collective of several.
-      exact: False if `times` could not be found out, in a loop or behind a condition.
+      bytes: The size of the whole result on one chip: the sum, or everything gathered.
+      group_size: The number of chips in a group.
+      groups: The number of groups that run it at the same time.
+      times: The number of runs per step, for those in loops.
+      origins: The lines that caused it; XLA makes one collective of several.
+      exact: False if `times` could not be determined, in a loop or behind a condition.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class Collective:
 
     @property
     def sent_bytes(self) -> float:
-        """What one chip sends in a step, if it is done over a ring."""
+        """The bytes that one chip sends in a step, if it is done over a ring."""
         share = (self.group_size - 1) / self.group_size
         if self.kind == "all-reduce":
             share *= 2
@@ -83,13 +83,13 @@ class Collective:
 
 
 def find_collectives(program: ProgramText) -> tuple[Collective, ...]:
-    """All that several devices take part in, in the order of the program."""
+    """Return the collectives of more than one device, in the order of the program."""
     return tuple(each for each in _Search(program).run() if each.group_size > 1)
 
 
 @final
 class _Search:
-    """Goes through a program."""
+    """A search for the collectives of a program."""
 
     def __init__(self, program: ProgramText) -> None:
         self._program = program
@@ -116,7 +116,7 @@ class _Search:
                 self._visit(called or "", times, exact, instruction)
 
     def _is_new(self, kind: str, instruction: Instruction) -> bool:
-        """Whether it is not yet another piece of one that was seen: a v5e has some in pieces."""
+        """Tell whether it is not another piece of one already seen: a v5e has some in pieces."""
         chain = instruction.word(r'chain_id="([^"]*)"')
         if chain is None:
             return True
@@ -174,7 +174,7 @@ class _Search:
     def _tellers_of_parts(
         self, computation: str, instruction: Instruction
     ) -> dict[int, Instruction]:
-        """Where XLA has combined several, the lines are with those who take one out again."""
+        """Return the operations that unpack a combined collective; they carry the source lines."""
         instructions = self._program.computations[computation]
         names = {instruction.name}
         if instruction.opcode.endswith("-start"):
@@ -191,10 +191,10 @@ class _Search:
         }
 
     def _rounds(self, loop: Instruction) -> int | None:
-        """How often a loop runs: that of a `scan` counts from 0 to less than a constant."""
-        told = loop.number(r'known_trip_count"?[=:]\s*\{\s*"?n"?\s*[=:]\s*"?(\d+)')
-        if told is not None:
-            return told
+        """Return how often a loop runs: that of a `scan` counts from 0 to less than a constant."""
+        given = loop.number(r'known_trip_count"?[=:]\s*\{\s*"?n"?\s*[=:]\s*"?(\d+)')
+        if given is not None:
+            return given
         name = loop.word(r"condition=%?([^\s,]+)")
         condition = self._program.computations.get(name or "", ())
         limits = [
@@ -215,7 +215,7 @@ class _Search:
 
 
 def user_line(stack: tuple[Line, ...]) -> Line:
-    """The innermost line that is of no library; a line of nothing if there is none."""
+    """Return the innermost line that is of no library; an empty line if there is none."""
     return next((line for line in stack if not _is_library(line.file)), Line("", 0, ""))
 
 
@@ -234,7 +234,7 @@ def _branches(instruction: Instruction) -> list[str]:
 
 
 def _groups(attributes: str, devices: int) -> tuple[int, int]:
-    """How many chips take part in each, and how many groups of such there are."""
+    """Return how many chips take part in each group, and how many groups there are."""
     found = re.search(r"replica_groups=\[([\d,]+)\]<=\[", attributes)  # [groups,size]<=[…]
     if found:
         count, *size = (int(number) for number in found[1].split(","))

@@ -43,7 +43,7 @@ def plan_command(
     computation_shape: str | None,
     html: Path | None,
 ) -> None:
-    """What a training step needs on TPUs that need not be there: memory, communication, time.
+    """Tell what a training step needs on TPUs that you need not have: memory, communication, time.
 
     MODULE:PROGRAM names a function of a module, or of a file such as train.py:program, that takes a
     strategy and returns the step function and its arguments. See docs/planning.md.
@@ -77,7 +77,7 @@ def plan_command(
 
 
 def _stay_on_host() -> None:
-    """Nothing is run, so no accelerator of this machine has to be found, or taken from somebody."""
+    """Leave the accelerators of this machine alone, which others may use: nothing is run."""
     import jax
 
     if not getattr(jax.config, _PLATFORMS):
@@ -85,7 +85,7 @@ def _stay_on_host() -> None:
 
 
 def _load(name: str) -> Any:
-    """The function that "module:function" or "file.py:function" names."""
+    """Return the function that "module:function" or "file.py:function" names."""
     module, colon, attribute = name.rpartition(":")
     if not colon or not module or not attribute:
         raise click.UsageError(
@@ -93,7 +93,7 @@ def _load(name: str) -> Any:
             "examples/planning.py:program."
         )
     is_file = module.endswith(".py")
-    # What it imports may lie next to it, as with `python file.py` and `python -m module`.
+    # Its imports may lie next to it, as with `python file.py` and `python -m module`.
     sys.path.insert(0, str(Path(module).parent if is_file else Path.cwd()))
     found: Any = _from_file(Path(module)) if is_file else _from_module(module)
     for part in attribute.split("."):
@@ -105,7 +105,7 @@ def _load(name: str) -> Any:
     return found
 
 
-def _from_module(name: str) -> Any:
+def _from_module(name: str) -> object:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -116,7 +116,7 @@ def _from_module(name: str) -> Any:
         ) from error
 
 
-def _from_file(path: Path) -> Any:
+def _from_file(path: Path) -> object:
     if not path.is_file():
         raise click.UsageError(f"There is no file {str(path)!r}.")
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -1,4 +1,4 @@
-"""How long a step takes, from published figures of the chip; nothing was measured."""
+"""The time of a step, from published figures of the chip; nothing is measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replicax.planning._collectives import Collective
 @final
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds that a step takes, estimated.
+    """The estimated duration of a step, in seconds.
 
     Args:
       compute: For the floating point operations, at the published peak.
@@ -28,12 +28,12 @@ class Estimate:
 
     @property
     def step(self) -> float:
-        """All together: computing and memory overlap, communication is taken to come on top."""
+        """The total: computing and memory overlap, communication is added."""
         return max(self.compute, self.memory) + self.communication
 
     @property
     def bound(self) -> str:
-        """What most of the time goes to: "compute", "memory" or "communication"."""
+        """The largest part of the time: "compute", "memory" or "communication"."""
         return max(("compute", "memory", "communication"), key=lambda name: getattr(self, name))
 
 
@@ -44,14 +44,14 @@ def estimate(
     bytes_accessed: float,
     collectives: Sequence[Collective],
 ) -> Estimate:
-    """What a device has to do, by what it can.
+    """Estimate the time of a step: the work of a device, divided by its speed.
 
     Args:
-      chip: What is published of it.
-      sides: Of the grid of chips.
+      chip: The published figures of the chip.
+      sides: The sides of the grid of chips.
       flops: Floating point operations of one device.
       bytes_accessed: Bytes that one device reads and writes.
-      collectives: What it does with others.
+      collectives: The collectives that it takes part in.
     """
     devices = math.prod(sides) * chip.devices
     seconds = sum(
@@ -66,7 +66,7 @@ def estimate(
 
 
 def link_bandwidth(chip: Chip, sides: Sequence[int], everybody: bool) -> float:
-    """Bytes a second that a device can send in a collective.
+    """Return the bytes per second that a device can send in a collective.
 
     Along each axis of the grid a chip has two neighbours where the axis closes to a ring, and one
     that it can send to on the way around otherwise. A collective of all chips uses all axes, one of

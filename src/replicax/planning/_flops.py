@@ -1,4 +1,4 @@
-"""How many floating point operations a program takes, counted in its jaxpr.
+"""The number of floating point operations of a program, counted in its jaxpr.
 
 XLA's own count has the body of a loop once, however often it runs.
 """
@@ -14,10 +14,10 @@ from replicax._jax_compat import jaxprs_within
 
 
 def count_flops(jaxpr: Jaxpr | ClosedJaxpr) -> float:
-    """Those of matrix products and convolutions: what a replica does, with what is outside of it.
+    """Count those of matrix products and convolutions: a replica's, and those outside of it.
 
-    The body of a `scan` counts as often as it runs, that of a `while_loop`, which nobody knows,
-    once; of the branches of a `cond` the most expensive counts.
+    The body of a `scan` counts as often as it runs, that of a `while_loop`, where this is not
+    known, once; of the branches of a `cond` the most expensive counts.
 
     >>> import jax, jax.numpy as jnp
     >>> from replicax.planning._flops import count_flops

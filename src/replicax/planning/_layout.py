@@ -1,24 +1,28 @@
-"""How many bytes of a device's memory an array takes."""
+"""The bytes of a device's memory that an array takes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+if TYPE_CHECKING:
+    from jax.experimental.layout import Layout
+    from jax.typing import DTypeLike
 
-def shard_bytes(array: jax.ShapeDtypeStruct | Any) -> int:
-    """What one device holds of an array, or of what stands for one."""
+
+def shard_bytes(array: jax.ShapeDtypeStruct | jax.Array) -> int:
+    """Return an array's bytes on one device; a `jax.ShapeDtypeStruct` will do."""
     shape = array.sharding.shard_shape(array.shape) if array.sharding else array.shape
     return _bytes(shape, array.dtype)
 
 
-def padding(shape: Sequence[int], dtype: Any, layout: Any) -> int:
-    """How much is added to an array that is laid out in tiles, as TPUs do.
+def padding(shape: Sequence[int], dtype: DTypeLike, layout: Layout) -> int:
+    """Return how many bytes are added to an array that is laid out in tiles, as on TPUs.
 
     >>> from jax.experimental.layout import Layout
     >>> from replicax.planning._layout import padding
@@ -35,11 +39,11 @@ def padding(shape: Sequence[int], dtype: Any, layout: Any) -> int:
     return _bytes(sides, dtype) - _bytes(shape, dtype)
 
 
-def _bytes(shape: Sequence[int], dtype: Any) -> int:
+def _bytes(shape: Sequence[int], dtype: DTypeLike) -> int:
     return math.prod(shape) * _item_bytes(dtype)
 
 
-def _item_bytes(dtype: Any) -> int:
+def _item_bytes(dtype: DTypeLike) -> int:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return 8  # of the usual kind, two words
     return np.dtype(dtype).itemsize

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
+from replicax._units import of_bytes, of_count, of_seconds, of_share
 from replicax.planning._charts import Bar, bars, curve, legend
 from replicax.planning._plan import Plan, Scaling
-from replicax.planning._units import of_bytes, of_count, of_seconds, of_share
 
 _MANY = 20  # rows of a table
 _TIMES = ("compute", "memory", "communication")
 
 
 def page(scaling: Scaling) -> str:
-    """The text of the page. Whatever comes from the user is escaped."""
+    """Return the text of the page. Everything that comes from the user is escaped."""
     plans = scaling.plans
     title = f"Plan of {plans[0].program} for {', '.join(plan.topology for plan in plans)}"
     parts = [f"<h1>{escape(title)}</h1>", _warnings(plans), _overview(scaling), _memory(plans)]

@@ -1,8 +1,7 @@
-"""What a plan says: values that do not change."""
+"""The contents of a plan: values that do not change."""
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a step needs on one device, by what they are for.
+    """The bytes that a step needs on one device, by purpose.
 
     Args:
       variables: Those of the strategy, with the state of optimizers.
       inputs: The device's share of the arguments.
       outputs: Results that are not new values of variables.
-      temporaries: What is kept while the step runs.
+      temporaries: Intermediate values, kept while the step runs.
       code: The program itself.
-      capacity: What there is; None where that is not known.
+      capacity: The bytes that there are; None where that is not known.
     """
 
     variables: int
@@ -41,16 +40,16 @@ class Memory:
 
     @property
     def needed(self) -> int:
-        """All together."""
+        """The total."""
         return sum(count for _, count in self.kinds())
 
     @property
     def fits(self) -> bool:
-        """Whether there is as much."""
+        """True if there is that much memory."""
         return self.capacity is None or self.needed <= self.capacity
 
     def kinds(self) -> list[tuple[str, int]]:
-        """The kinds of memory, with their bytes."""
+        """Return the kinds of memory, with their bytes."""
         names = [field.name for field in fields(self) if field.name != "capacity"]
         return [(name, getattr(self, name)) for name in names]
 
@@ -61,10 +60,10 @@ class PlannedVariable:
     """A variable.
 
     Args:
-      name: What the user has called it.
-      shape: All of it.
-      dtype: Of its elements.
-      bytes: What one device holds of it.
+      name: The name that the user gave it.
+      shape: The shape of all of it.
+      dtype: The dtype of its elements.
+      bytes: The bytes that one device holds of it.
       whole: Whether every device holds all of it.
     """
 
@@ -78,23 +77,23 @@ class PlannedVariable:
 @final
 @dataclass(frozen=True)
 class Plan:
-    """What a step needs on a topology; `print` shows it. Made by `rx.planning.plan`.
+    """The needs of a step on a topology; `print` shows them. `rx.planning.plan` makes it.
 
     Args:
-      program: What the step function is called.
-      topology: What the topology is called.
-      chips: How many chips it has.
-      replicas: How many replicas.
-      devices_per_replica: How many devices each of these has.
-      batch: How many rows a global batch has; None if no argument has rows.
-      memory: What one device needs.
+      program: The name of the step function.
+      topology: The name of the topology.
+      chips: The number of its chips.
+      replicas: The number of replicas.
+      devices_per_replica: The number of devices of each replica.
+      batch: The number of rows of a global batch; None if no argument has rows.
+      memory: The memory that one device needs.
       flops: Floating point operations of one device in a step: matrix products and convolutions.
       bytes_accessed: Bytes that one device reads and writes in a step.
-      collectives: What devices do together.
-      estimate: How long that takes; None where no figures of the chip are published.
-      variables: All of them, the largest first.
+      collectives: The collectives of a step.
+      estimate: How long a step takes; None where no figures of the chip are published.
+      variables: All variables, the largest first.
       seconds_to_trace: How long it took to make a program of the step.
-      seconds_to_compile: How long XLA took.
+      seconds_to_compile: How long XLA took to compile it.
     """
 
     program: str
@@ -114,23 +113,23 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the step can run there."""
+        """True if the step can run there."""
         return self.memory.fits
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What to think about before running it."""
+        """The points to consider before running it."""
         return tuple(warnings_of(self))
 
     @property
     def rows_per_second(self) -> float | None:
-        """How many rows of the batch are worked through in a second; None if not known."""
+        """The number of rows that are processed per second; None if not known."""
         if self.estimate is None or self.batch is None or not self.estimate.step:
             return None
         return self.batch / self.estimate.step
 
     def save_html(self, path: str | os.PathLike[str] = "plan.html") -> Path:
-        """Writes the plan as one page that needs nothing else; returns where."""
+        """Write the plan as one page that needs no other file; return its path."""
         return Scaling((self,)).save_html(path)
 
     def __rich__(self) -> RenderableType:
@@ -139,6 +138,8 @@ class Plan:
         return plan_table(self)
 
     def __str__(self) -> str:
+        from replicax._tables import as_text
+
         return as_text(self.__rich__())
 
 
@@ -147,13 +148,13 @@ class Plan:
 class Scaling:
     """Plans of one program for several topologies; `print` shows how they compare.
 
-    Made by `rx.planning.scaling`.
+    `rx.planning.scaling` makes it.
     """
 
     plans: tuple[Plan, ...]
 
     def efficiency(self, plan: Plan) -> float | None:
-        """Rows a second and chip, compared to the first plan; None if not known."""
+        """Return rows per second and chip, compared to the first plan; None if not known."""
         rates = [each.rows_per_second for each in (plan, self.plans[0])]
         if not all(rates):
             return None
@@ -161,7 +162,7 @@ class Scaling:
         return (here / plan.chips) / (there / self.plans[0].chips)
 
     def save_html(self, path: str | os.PathLike[str] = "plan.html") -> Path:
-        """Writes the plans as one page that needs nothing else; returns where."""
+        """Write the plans as one self-contained page; return its path."""
         from replicax.planning._page import page
 
         path = Path(path)
@@ -174,18 +175,11 @@ class Scaling:
         return scaling_table(self)
 
     def __str__(self) -> str:
+        from replicax._tables import as_text
+
         return as_text(self.__rich__())
 
 
-def as_text(shown: RenderableType) -> str:
-    """As on a terminal of 100 columns, without colours."""
-    from rich.console import Console
-
-    file = io.StringIO()
-    Console(file=file, width=100, color_system=None).print(shown)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
-
-
 def largest_first(variables: Sequence[PlannedVariable]) -> tuple[PlannedVariable, ...]:
-    """Sorted by what one device holds."""
+    """Sort variables by their bytes on one device."""
     return tuple(sorted(variables, key=lambda variable: -variable.bytes))

@@ -1,4 +1,4 @@
-"""Plans a step: builds it for described devices, compiles it, and reads off what it needs."""
+"""The planner: it builds a step for described devices, compiles it, and reads off its needs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from replicax.planning._flops import count_flops
 from replicax.planning._layout import padding, shard_bytes
 from replicax.planning._plan import Memory, Plan, PlannedVariable, Scaling, largest_first
 from replicax.planning._program_text import parse
-from replicax.planning._topologies import Described, describe, prepare
+from replicax.planning._topologies import Target, prepare, target_of
 from replicax.strategies import Strategy
 from replicax.topology import Topology
 from replicax.values import PerReplica
-from replicax.variables import Variable
+from replicax.variables import Variable, storage_of
 
 Program = Callable[[Strategy], tuple[Callable[..., Any], Sequence[Nest]]]
 
@@ -45,7 +45,7 @@ def plan(
     computation_shape: Sequence[int] | None = None,
     batch: int | None = None,
 ) -> Plan:
-    """What a training step needs on devices that need not be there; nothing is run.
+    """Plan a training step: find its needs on devices that need not exist; nothing is run.
 
     Args:
       program: Called with a strategy. Creates variables in its scope, and returns `(step, args)`:
@@ -53,10 +53,10 @@ def plan(
         large variables their initial values as callables: these are not computed. Arrays among the
         arguments, or `jax.ShapeDtypeStruct`s that stand for them, are global batches; those of rank
         0 are the same for all replicas.
-      topology: Such as "v5e:4x4" (for which the extra `replicax[tpu]` has to be installed) or
+      topology: Such as "v5e:4x4" (for which the extra `replicax[tpu]` must be installed) or
         "cpu:8".
       computation_shape: The sides of the block of chips that forms a replica; one chip by default.
-      batch: How many rows global batches have, instead of those that the arguments have.
+      batch: The number of rows of global batches, instead of those that the arguments have.
 
     >>> import jax, jax.numpy as jnp, replicax as rx
     >>> def program(strategy):
@@ -75,7 +75,7 @@ def plan(
         raise InvalidType(f"A program that is planned is a function; got {described(program)}.")
     if batch is not None and (not isinstance(batch, numbers.Integral) or batch < 1):
         raise InvalidArgument(f"`batch` must be a positive number of rows; got {described(batch)}.")
-    target = describe(topology)
+    target = target_of(topology)
     devices = target.topology(computation_shape)
     return _Step.build(program, target, devices, batch).plan()
 
@@ -86,7 +86,7 @@ def scaling(
     computation_shape: Sequence[int] | None = None,
     batch: int | None = None,
 ) -> Scaling:
-    """Plans for several topologies, to be compared.
+    """Plan a step for several topologies, to be compared.
 
     Args:
       program: As for `plan`. It is called for each of the topologies.
@@ -108,7 +108,7 @@ def scaling(
 class _Step:
     """A step that was built for described devices."""
 
-    described: Described
+    target: Target
     topology: Topology
     variables: tuple[Variable, ...]
     name: str
@@ -118,7 +118,7 @@ class _Step:
 
     @classmethod
     def build(
-        cls, program: Program, described: Described, topology: Topology, batch: int | None
+        cls, program: Program, target: Target, topology: Topology, batch: int | None
     ) -> _Step:
         strategy = PlannedStrategy(topology)
         begin = time.perf_counter()
@@ -127,14 +127,14 @@ class _Step:
         traced = step.trace(*arguments)
         seconds = time.perf_counter() - begin
         name = step.function.__name__ if isinstance(step, FunctionOfInstance) else step.__name__
-        return cls(described, topology, strategy.variables, name, arguments, traced, seconds)
+        return cls(target, topology, strategy.variables, name, arguments, traced, seconds)
 
     def plan(self) -> Plan:
         begin = time.perf_counter()
         flops = count_flops(self.traced.jaxpr) / self.topology.logical_devices_per_replica
         compiled, needed = self._compile()
         seconds = time.perf_counter() - begin
-        chip, sides = self.described.chip, self.described.sides
+        chip, sides = self.target.chip, self.target.sides
         if compiled is None:
             collectives, bytes_accessed, times = (), 0.0, None
         else:
@@ -143,8 +143,8 @@ class _Step:
             times = chip and estimate(chip, sides, flops, bytes_accessed, collectives)
         return Plan(
             program=self.name,
-            topology=self.described.name,
-            chips=self.described.chips,
+            topology=self.target.name,
+            chips=self.target.chips,
             replicas=self.topology.num_replicas,
             devices_per_replica=self.topology.logical_devices_per_replica,
             batch=self._batch(),
@@ -159,7 +159,7 @@ class _Step:
         )
 
     def _compile(self) -> tuple[jax.stages.Compiled | None, float]:
-        """The compiled program; if it does not fit, the bytes that it would need."""
+        """Return the compiled program; if it does not fit, the bytes that it would need."""
         lowered = self.traced.lower()
         try:
             return lowered.compile(), 0.0
@@ -170,11 +170,11 @@ class _Step:
             return None, needed
 
     def _memory(self, compiled: jax.stages.Compiled | None, needed: float) -> Memory:
-        chip = self.described.chip
+        chip = self.target.chip
         capacity = None if chip is None else int(chip.share(chip.usable_memory))
-        variables = sum(shard_bytes(v.lift(self.topology)) for v in self.variables)
+        variables = sum(shard_bytes(storage_of(v).lift(self.topology)) for v in self.variables)
         inputs = sum(map(shard_bytes, self._inputs()))
-        if compiled is None:  # all that XLA says is how much it is together, in three digits
+        if compiled is None:  # XLA says only the total, in three digits
             known = variables + inputs
             rest = max(int(needed), (capacity or 0) + 1, known) - known
             return Memory(variables, inputs, 0, rest, 0, capacity)
@@ -190,7 +190,7 @@ class _Step:
         )
 
     def _padding(self, compiled: jax.stages.Compiled) -> tuple[int, int]:
-        """By how much variables and inputs are larger in memory than their elements."""
+        """Return by how much variables and inputs are larger in memory than their elements."""
         formats: list[Any] = jax.tree.leaves(
             compiled.input_formats, is_leaf=lambda x: isinstance(x, Format)
         )
@@ -205,13 +205,13 @@ class _Step:
         return sum(paddings[:states]), sum(paddings[states:])
 
     def _inputs(self) -> list[Any]:
-        """The arrays that stand for the arguments."""
+        """Return the arrays that represent the arguments."""
         leaves = _nest.leaves(self.arguments)
         whole = [leaf.whole if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
         return [leaf for leaf in whole if isinstance(leaf, jax.ShapeDtypeStruct)]
 
     def _batch(self) -> int | None:
-        """The rows of the first argument that has any."""
+        """Return the number of rows of the first argument that has any."""
         return next((leaf.shape[0] for leaf in self._inputs() if leaf.shape), None)
 
 
@@ -227,7 +227,7 @@ def _checked(made: Any) -> tuple[Function | FunctionOfInstance, Sequence[Nest]]:
 
 
 def _planned(variable: Variable, topology: Topology) -> PlannedVariable:
-    state = variable.lift(topology)
+    state = storage_of(variable).lift(topology)
     return PlannedVariable(
         variable.name,
         variable.shape,
@@ -238,7 +238,7 @@ def _planned(variable: Variable, topology: Topology) -> PlannedVariable:
 
 
 def _needed(message: str) -> float | None:
-    """How many bytes a program needs, by the words in which XLA says that there are not so many."""
+    """Return the bytes that a program needs, from the message in which XLA says it is too large."""
     found = _TOO_LARGE.search(message)
     if found is None:
         return None
@@ -247,7 +247,7 @@ def _needed(message: str) -> float | None:
 
 
 def _bytes_accessed(compiled: jax.stages.Compiled, flops: float) -> float:
-    """XLA's count, which has the bodies of loops once, times what that count has too few flops."""
+    """Return XLA's count, which has loop bodies once, scaled by the ratio of flops to XLA's."""
     costs: Any = compiled.cost_analysis() or {}
     counted = costs.get("flops", 0.0)
     rounds = max(1.0, flops / counted) if counted > 0 else 1.0

@@ -1,7 +1,7 @@
-"""Reads the text of a program that XLA has compiled: its computations, and where they come from.
+"""The text of a program that XLA has compiled: its computations, and where they come from.
 
-What it looks like is not specified anywhere; tests/planning/test_program_text.py has samples of
-what JAX 0.10.2 and libtpu 0.0.42.1 write.
+The format is not specified anywhere; tests/planning/test_program_text.py has samples of what JAX
+0.10.2 and libtpu 0.0.42.1 write.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Instruction:
         return self.number(r"metadata=\{[^}]*?stack_frame_id=(\d+)") or 0
 
     def number(self, pattern: str) -> int | None:
-        """The number that `pattern` finds in the attributes."""
+        """Return the number that `pattern` finds in the attributes."""
         found = re.search(pattern, self.attributes)
         return int(found[1]) if found else None
 
     def word(self, pattern: str) -> str | None:
-        """The word that `pattern` finds in the attributes."""
+        """Return the word that `pattern` finds in the attributes."""
         found = re.search(pattern, self.attributes)
         return found[1] if found else None
 
@@ -77,7 +77,7 @@ class ProgramText:
     Args:
       computations: The instructions of each, by its name.
       entry: The name of the one that is run.
-      devices: On how many.
+      devices: The number of devices that it runs on.
       lines: The lines of Python, by number, each with the number of its caller's.
     """
 
@@ -87,7 +87,7 @@ class ProgramText:
     lines: Mapping[int, tuple[Line, int]]
 
     def stack_of(self, instruction: Instruction) -> tuple[Line, ...]:
-        """The lines of Python that it comes from, innermost first."""
+        """Return the lines of Python that it comes from, innermost first."""
         found: list[Line] = []
         number = instruction.stack
         while number in self.lines and len(found) < len(self.lines):
@@ -97,7 +97,7 @@ class ProgramText:
 
 
 def bits(dtype: str) -> int:
-    """How many bits an element has.
+    """Return how many bits an element has.
 
     >>> from replicax.planning._program_text import bits
     >>> [bits(dtype) for dtype in ("f32", "bf16", "s4", "pred", "f8e4m3fn")]
@@ -110,7 +110,7 @@ def bits(dtype: str) -> int:
 
 
 def arrays(shape: str) -> list[Array]:
-    """The arrays in a shape, which may be that of a tuple."""
+    """Return the arrays of a shape, which may be a tuple."""
     return [
         Array(dtype, tuple(int(re.sub(r"\D", "", size)) for size in sizes.split(",") if size))
         for dtype, sizes in _ARRAY.findall(_COMMENT.sub("", shape))
@@ -118,7 +118,7 @@ def arrays(shape: str) -> list[Array]:
 
 
 def elements(shape: str) -> list[str]:
-    """The shapes in the shape of a tuple; of an array, its own."""
+    """Return the shapes in the shape of a tuple; for an array, its own."""
     if not shape.startswith("("):
         return [shape]
     inner, found, depth, start = _COMMENT.sub("", shape[1:-1]), [], 0, 0
@@ -134,7 +134,7 @@ def elements(shape: str) -> list[str]:
 
 
 def parse(text: str) -> ProgramText:
-    """Reads a program, as `jax.stages.Compiled.as_text` gives it."""
+    """Read a program, as `jax.stages.Compiled.as_text` gives it."""
     computations: dict[str, list[Instruction]] = {}
     entry = ""
     current: list[Instruction] | None = None
@@ -179,7 +179,7 @@ def _end_of_shape(text: str) -> int:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Where the parenthesis is closed that is opened there."""
+    """Return where the parenthesis that is opened there is closed."""
     depth = 0
     for index in range(opening, len(text)):
         depth += (text[index] == "(") - (text[index] == ")")
@@ -189,7 +189,7 @@ def _closing(text: str, opening: int) -> int:
 
 
 def _lines(text: str) -> dict[int, tuple[Line, int]]:
-    """The tables at the head of a program, as lines of Python."""
+    """Return the tables at the head of a program, as lines of Python."""
     files, functions = _strings(text, "FileNames"), _strings(text, "FunctionNames")
     locations = {number: _numbers(row) for number, row in _rows(text, "FileLocations")}
     frames = {number: _numbers(row) for number, row in _rows(text, "StackFrames")}

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from replicax._tables import empty_table
+from replicax._units import of_bytes, of_count, of_seconds, of_share
 from replicax.planning._collectives import Collective
 from replicax.planning._plan import Memory, Plan, Scaling
-from replicax.planning._units import of_bytes, of_count, of_seconds, of_share
 
 _MANY = 12  # collectives that are shown one by one
 
 
 def plan_table(plan: Plan) -> RenderableType:
-    """One plan: memory, communication, time, warnings."""
+    """Show one plan: memory, communication, time, warnings."""
     shown: list[RenderableType] = [Text(heading(plan), "bold"), _memory(plan.memory)]
     if plan.collectives:
         shown.append(_collectives(plan))
@@ -26,7 +26,7 @@ def plan_table(plan: Plan) -> RenderableType:
 
 
 def scaling_table(scaling: Scaling) -> RenderableType:
-    """Several plans, one a line, with the warnings of each."""
+    """Show several plans, one per line, with the warnings of each."""
     warnings = [
         Text(f"Warning, {plan.topology}: {warning}", "yellow")
         for plan in scaling.plans
@@ -36,8 +36,8 @@ def scaling_table(scaling: Scaling) -> RenderableType:
 
 
 def scaling_curve(scaling: Scaling) -> RenderableType:
-    """Several plans, one a line."""
-    table = _table(f"{scaling.plans[0].program}: scaling")
+    """Show several plans, one per line."""
+    table = empty_table(f"{scaling.plans[0].program}: scaling")
     for name in ("topology", "chips", "batch", "memory", "step"):
         table.add_column(name, justify="left" if name == "topology" else "right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
@@ -59,7 +59,7 @@ def scaling_curve(scaling: Scaling) -> RenderableType:
 
 
 def heading(plan: Plan) -> str:
-    """What was planned, in a line."""
+    """Summarize the plan in a line."""
     replicas = f"{plan.replicas} replica{'s' if plan.replicas > 1 else ''}"
     devices = plan.devices_per_replica
     each = "one device" if devices == 1 else f"{devices} devices"
@@ -69,7 +69,7 @@ def heading(plan: Plan) -> str:
 
 
 def times_of(plan: Plan) -> list[tuple[str, str, str]]:
-    """What a device has to do in a step, how much of it, and how long that takes."""
+    """Return the kinds of work of a device in a step, how much it is, and how long it takes."""
     sent = sum(collective.sent_bytes for collective in plan.collectives)
     times = plan.estimate
     work = (
@@ -84,12 +84,12 @@ def times_of(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def times_over(collective: Collective) -> str:
-    """How often it happens in a step."""
+    """Say how often it happens in a step."""
     return f"{collective.times}{'' if collective.exact else ' or more'}"
 
 
 def _memory(memory: Memory) -> Table:
-    table = _table("Memory of a device")
+    table = empty_table("Memory of a device")
     table.add_column("kind")
     table.add_column("bytes", justify="right")
     table.add_column("of the device", justify="right")
@@ -109,7 +109,7 @@ def _of_device(count: int, memory: Memory) -> str:
 
 
 def _collectives(plan: Plan) -> Table:
-    table = _table("Communication in a step")
+    table = empty_table("Communication in a step")
     table.add_column("collective")
     table.add_column("bytes", justify="right")
     table.add_column("group", justify="right")
@@ -127,7 +127,7 @@ def _collectives(plan: Plan) -> Table:
 
 
 def _times(plan: Plan) -> Table:
-    table = _table("Time of a step, estimated from published figures")
+    table = empty_table("Time of a step, estimated from published figures")
     table.add_column("for")
     table.add_column("work of a device", justify="right")
     table.add_column("estimated", justify="right")
@@ -136,17 +136,6 @@ def _times(plan: Plan) -> Table:
             table.add_section()
         table.add_row(name, amount, seconds)
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-    )
 
 
 def _spaced(shown: list[RenderableType]) -> Group:

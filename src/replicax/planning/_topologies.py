@@ -1,4 +1,4 @@
-"""From the name of a topology, such as "v5e:4x4", to devices that can be compiled for."""
+"""The devices that can be compiled for, by the name of a topology, such as "v5e:4x4"."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CUBES = [
     "8x16x16",
     "16x16x16",
 ]
-# What can be had; libtpu describes any shape with two even sides, also what nobody has built.
+# The available shapes; libtpu describes any shape with two even sides, also if it was never built.
 SHAPES = {
     "v4": _CUBES,
     "v5e": _FLAT,
@@ -56,11 +56,11 @@ _WITHOUT_TPU = {
 
 @final
 @dataclass(frozen=True, slots=True)
-class Described:
-    """Devices that can be compiled for, and need not be there.
+class Target:
+    """Devices that can be compiled for, and need not exist.
 
     Args:
-      name: What the topology is called.
+      name: The name of the topology.
       chip: What is known of its chips; None for CPUs.
       sides: The sides of the grid that its chips form.
       devices: As JAX describes them.
@@ -76,7 +76,7 @@ class Described:
         return len(self.devices) // (self.chip.devices if self.chip else 1)
 
     def topology(self, computation_shape: Sequence[int] | None) -> Topology:
-        """The devices as replicas; those of a replica are neighbours.
+        """Return the devices as replicas; those of a replica are neighbours.
 
         Args:
           computation_shape: The sides of the block of chips that a replica has; one device if None.
@@ -94,7 +94,7 @@ class Described:
         if any(side % part for side, part in zip(sides, block, strict=True)):
             raise DeviceError(
                 f"{self.name} cannot be divided into blocks of {'x'.join(map(str, block))} chips: "
-                "each side of the topology has to be a multiple of the block's."
+                "each side of the topology must be a multiple of the block's."
             )
         replicas: dict[tuple[int, ...], list[jax.Device]] = {}
         for device, place in zip(self.devices, self._places(sides), strict=True):
@@ -103,18 +103,18 @@ class Described:
         return Topology(tuple(map(tuple, replicas.values())))
 
     def _places(self, sides: tuple[int, ...]) -> list[Any]:
-        """Where in the grid each device's chip is."""
+        """Return where in the grid each device's chip is."""
         if self.chip is None:
             return [np.unravel_index(index, sides) for index in range(len(self.devices))]
         rank = len(sides)
         return [tuple((*device.coords, *(0,) * rank)[:rank]) for device in self.devices]
 
 
-def describe(name: str) -> Described:
-    """The devices of a topology.
+def target_of(name: str) -> Target:
+    """Return the devices of a topology.
 
-    >>> from replicax.planning._topologies import describe
-    >>> describe("cpu:4").chips
+    >>> from replicax.planning._topologies import target_of
+    >>> target_of("cpu:4").chips
     4
     """
     name = _plain(name)
@@ -132,7 +132,7 @@ def describe(name: str) -> Described:
     return _tpus(name, CHIPS[kind], shape)
 
 
-def _plain(name: Any) -> str:
+def _plain(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidType(
             f"A topology is given by its name; got {described(name)}. Those that work: {_listed()}."
@@ -146,25 +146,25 @@ def _listed() -> str:
 
 
 def prepare(names: Sequence[str]) -> None:
-    """Splits the CPU for the largest of several topologies, before JAX starts for the first."""
+    """Split the CPU for the largest of several topologies, before JAX starts for the first."""
     counts = [int(found[1]) for name in names if (found := _CPUS.fullmatch(_plain(name)))]
     if counts:
         resolve_device(f"CPU:{max(counts) - 1}")
 
 
-def _cpus(name: str, count: int) -> Described:
-    # Splits the CPU if JAX has not started, and says how to do it if that is too late.
+def _cpus(name: str, count: int) -> Target:
+    # This splits the CPU if JAX has not started, and says how to do it if that is too late.
     resolve_device(f"CPU:{count - 1}")
     devices = resolve_devices([f"CPU:{index}" for index in range(count)])
-    return Described(name, None, (count,), devices)
+    return Target(name, None, (count,), devices)
 
 
-def _tpus(name: str, chip: Chip, shape: str) -> Described:
+def _tpus(name: str, chip: Chip, shape: str) -> Target:
     from jax.experimental import topologies
 
     options: dict[str, Any] = {}
     if chip.name == "v4":
-        options["chip_config_name"] = "megacore"  # one device a chip, as it is in practice
+        options["chip_config_name"] = "megacore"  # one device per chip, as it is in practice
     if shape == "1x1":
         options["chips_per_host_bounds"] = (1, 1, 1)  # by default a host has four
     try:
@@ -184,12 +184,12 @@ def _tpus(name: str, chip: Chip, shape: str) -> Described:
             f"libtpu describes {name!r} as {len(devices)} devices; {math.prod(sides)} chips of "
             f"{chip.devices} device(s) were expected. Use the libtpu that `replicax[tpu]` asks for."
         )
-    return Described(name, chip, sides, devices)
+    return Target(name, chip, sides, devices)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Settings under which libtpu is loaded where there is no TPU; elsewhere, the user's own."""
+    """Set what libtpu needs to be loaded where there is no TPU; elsewhere, change nothing."""
     absent = {} if _has_tpu() else {k: v for k, v in _WITHOUT_TPU.items() if k not in os.environ}
     os.environ.update(absent)
     try:

@@ -1,11 +1,11 @@
-"""What to think about before a plan is carried out."""
+"""The points to consider before a plan is carried out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from replicax.planning._units import of_bytes, of_seconds, of_share
+from replicax._units import of_bytes, of_seconds, of_share
 
 if TYPE_CHECKING:
     from replicax.planning._plan import Plan
@@ -14,7 +14,7 @@ _MUCH = 0.5  # of the memory, for one variable; of the capacity, for all that ar
 
 
 def warnings_of(plan: Plan) -> Iterator[str]:
-    """In sentences: what is the matter, with the numbers, and what can be done."""
+    """Yield sentences with the problem, the numbers and the remedy."""
     yield from _memory(plan)
     yield from _replicated(plan)
     yield from _communication(plan)

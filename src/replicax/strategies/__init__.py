@@ -1,4 +1,4 @@
-"""Strategies: which parts make which way to distribute."""
+"""Strategies: the parts that make each way to distribute."""
 
 from replicax.strategies._central_storage import CentralStorageStrategy, central_storage
 from replicax.strategies._combining import Axis
@@ -10,6 +10,7 @@ from replicax.strategies._current import (
     in_cross_replica_context,
 )
 from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._fully_sharded import FullyShardedStrategy
 from replicax.strategies._mirrored import MirroredStrategy, mirrored
 from replicax.strategies._multi_worker import (
     ExperimentalMultiWorkerMirroredStrategy,
@@ -20,12 +21,15 @@ from replicax.strategies._one_device import OneDeviceStrategy, one_device
 from replicax.strategies._steps import MultiStepContext
 from replicax.strategies._strategy import RunOptions, Strategy, ValueContext
 from replicax.strategies._tpu import ExperimentalTPUStrategy, TPUStrategy, tpu
+from replicax.strategies._variable_table import DescribedVariable, VariableTable
 
 __all__ = [
     "Axis",
     "CentralStorageStrategy",
+    "DescribedVariable",
     "ExperimentalMultiWorkerMirroredStrategy",
     "ExperimentalTPUStrategy",
+    "FullyShardedStrategy",
     "MirroredStrategy",
     "MultiStepContext",
     "MultiWorkerMirroredStrategy",
@@ -35,6 +39,7 @@ __all__ = [
     "StrategyExtended",
     "TPUStrategy",
     "ValueContext",
+    "VariableTable",
     "central_storage",
     "experimental_set_strategy",
     "get_replica_context",

@@ -14,11 +14,11 @@ from replicax.variables import ParameterDevicePlacement
 
 @final
 class CentralStorageStrategy(Strategy):
-    """One replica a device; every variable has one copy, on the parameter device.
+    """One replica per device; every variable has one copy, on the parameter device.
 
     Args:
-      compute_devices: The replicas' devices; by default all of the best kind there is.
-      parameter_device: Where variables are; by default the only compute device, else the CPU.
+      compute_devices: The replicas' devices; by default all devices of the best kind available.
+      parameter_device: The variables' device; by default the only compute device, else the CPU.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ def central_storage(
     compute_devices: Sequence[DeviceLike] | None,
     parameter_device: DeviceLike | None,
 ) -> StrategyExtended:
-    """The parts of a strategy with one replica a device, and variables on one device."""
+    """Return the parts of a strategy with one replica per device, and variables on one device."""
     topology = Topology.of(best_devices() if compute_devices is None else compute_devices)
     if parameter_device is None:
         alone = topology.num_replicas == 1

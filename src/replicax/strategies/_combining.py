@@ -1,9 +1,9 @@
-"""The meaning of `reduce` and `gather`, for a nest of whatever users pass to them."""
+"""The implementation of `reduce` and `gather`, for nests of any values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,12 @@ from replicax import _nest
 from replicax._describing import described
 from replicax._enums import ReduceOp, VariableSynchronization
 from replicax._typing import Nest
-from replicax.collectives import CommunicationOptions, require_numeric
+from replicax.collectives import (
+    CommunicationOptions,
+    agree_on_unknown_shapes,
+    reduction_of,
+    require_numeric,
+)
 from replicax.errors import InvalidArgument, InvalidType, ShapeMismatch
 from replicax.values import Mirrored, PerReplica, Shape, as_plain, describe_shapes
 from replicax.variables import Variable
@@ -26,7 +31,7 @@ Axis = int | Sequence[int] | None
 
 def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) -> Nest:
     """Return one array per leaf, which JAX takes to wherever it is used."""
-    collectives = strategy.collectives
+    collectives, reduction = strategy.collectives, reduction_of(op)
     leaves, structure = _nest.flatten(nest)
     values = reducible(strategy, op, leaves, "reduce")
     if axis is None:
@@ -37,8 +42,9 @@ def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) ->
             for leaf, value in zip(leaves, values, strict=True)
         ]
     else:
+        agree_on_unknown_shapes([value for value in values if value is not None])
         outputs = [
-            jnp.mean(leaf_array(leaf), axis=_axes(axis, [leaf_array(leaf).shape]))
+            reduction.whole(leaf_array(leaf), _axes(axis, [leaf_array(leaf).shape]))
             if value is None
             else _plain(collectives.reduce_over(op, value, _axes(axis, value.shapes)))
             for leaf, value in zip(leaves, values, strict=True)
@@ -47,9 +53,10 @@ def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) ->
 
 
 def reducible(
-    strategy: StrategyLike, op: ReduceOp, leaves: Sequence[Any], method: str
+    strategy: StrategyLike, op: ReduceOp, leaves: Sequence[object], method: str
 ) -> list[PerReplica | None]:
-    """Return each leaf as one component per replica; None for what is the same on all replicas."""
+    """Return each leaf as one component per replica; None where all replicas have the same."""
+    reduction = reduction_of(op)
     values = [
         _of_workers(strategy, op, leaf, method)
         if _is_workers_own(strategy, leaf)
@@ -57,41 +64,44 @@ def reducible(
         for leaf in leaves
     ]
     for leaf, value in zip(leaves, values, strict=True):
-        require_numeric(leaf if value is None else value, method)
-        if value is None and op is not ReduceOp.MEAN:
+        require_numeric(leaf if value is None else value, f"{method} {op.value}", reduction)
+        if value is None and not reduction.repeatable:
             raise InvalidArgument(
                 f"`{method}` by {op.value} got a value that is the same on all replicas of "
-                f"{strategy!r}: {described(leaf)}. Summing it would multiply it by the number of "
-                "replicas, which is hardly ever meant. Use MEAN, or reduce what `strategy.run` "
+                f"{strategy!r}: {described(leaf)}. It would count once per replica, which is "
+                "rarely intended. Use MEAN, or reduce what `strategy.run` "
                 "returned; of an object that all replicas return, such as a small Python number, "
                 "`run` makes no per-replica value: return `jnp.asarray(number)`."
             )
     return values
 
 
-def _is_workers_own(strategy: StrategyLike, leaf: Any) -> bool:
+def _is_workers_own(strategy: StrategyLike, leaf: object) -> bool:
     """Tell whether each of several workers has a value of its own, which is not distributed."""
     distributed = isinstance(leaf, (PerReplica, Mirrored, Variable))
     return strategy.topology.spans_processes and not distributed
 
 
-def _of_workers(strategy: StrategyLike, op: ReduceOp, leaf: Any, method: str) -> PerReplica:
-    """Return what each worker has as a per-replica value; in a sum, every worker counts once."""
-    require_numeric(leaf, method)
+def _of_workers(strategy: StrategyLike, op: ReduceOp, leaf: object, method: str) -> PerReplica:
+    """Return the workers' values as a per-replica value; in a sum, every worker counts once."""
+    reduction = reduction_of(op)
+    require_numeric(leaf, f"{method} {op.value}", reduction)
     array, devices = leaf_array(leaf), strategy.topology.devices
     firsts = [
         not replica or devices[replica - 1][0].process_index != devices[replica][0].process_index
         for replica in range(len(devices))
     ]
-    once = op is ReduceOp.SUM
-    shares = [array if first or not once else jnp.zeros_like(array) for first in firsts]
-    return strategy.collectives.distribute(shares)
+    nothing = jnp.full_like(array, reduction.identity(array.dtype))
+    shares = [array if first or reduction.repeatable else nothing for first in firsts]
+    value = strategy.collectives.distribute(shares)
+    # Outside a program, nothing is known of the other workers' values.
+    return value if value.is_assembled else PerReplica(value.values, strategy.topology)
 
 
 def gather_nest(strategy: StrategyLike, nest: Nest, axis: int) -> Nest:
     """Return each leaf's components one after another, as one array."""
 
-    def gather(leaf: Any) -> jax.Array:
+    def gather(leaf: object) -> jax.Array:
         value = as_per_replica(strategy, leaf, mirrored_too=True)
         if value is None:
             raise InvalidType(
@@ -104,12 +114,12 @@ def gather_nest(strategy: StrategyLike, nest: Nest, axis: int) -> Nest:
 
 
 def as_per_replica(
-    strategy: StrategyLike, leaf: Any, *, mirrored_too: bool = False
+    strategy: StrategyLike, leaf: object, *, mirrored_too: bool = False
 ) -> PerReplica | None:
-    """The leaf as one component a replica; None if it is the same on all of several replicas."""
+    """Return one component per replica; None if the leaf is the same on all of several replicas."""
     topology = strategy.topology
     if isinstance(leaf, PerReplica):
-        return leaf.at_home(topology)
+        return leaf.of_topology(topology)
     if isinstance(leaf, Variable):
         on_read = leaf.synchronization is VariableSynchronization.ON_READ
         a_copy_each = len(leaf.values) == len(topology.local_replicas)
@@ -128,12 +138,12 @@ def _plain(value: Mirrored) -> jax.Array:
     return as_plain(value.primary, value.topology)
 
 
-def leaf_array(leaf: Any) -> jax.Array:
+def leaf_array(leaf: object) -> jax.Array:
     return jnp.asarray(leaf.primary if isinstance(leaf, Mirrored) else leaf)
 
 
 def _axes(axis: int | Sequence[int], shapes: Sequence[Shape]) -> tuple[int, ...]:
-    """`axis` as distinct non-negative numbers, checked against the shape of every component."""
+    """Return `axis` as distinct non-negative numbers, checked against every component's shape."""
     given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
     ranks = {len(shape) for shape in shapes}
     rank = min(ranks)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from replicax import _bridges, _context
-from replicax._context import Kind
+from replicax._context import ContextKind
 from replicax.errors import ContextError, InvalidType
 from replicax.execution import ReplicaContext
 from replicax.strategies._default import default_strategy
@@ -11,7 +13,7 @@ from replicax.strategies._strategy import Strategy
 
 
 def get_strategy() -> Strategy:
-    """The current strategy; outside every scope the default one.
+    """Return the current strategy; outside every scope the default one.
 
     >>> import replicax as rx
     >>> rx.get_strategy()
@@ -25,19 +27,23 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Whether there is a strategy other than the default one."""
+    """Tell whether there is a strategy other than the default one."""
     return _context.current().strategy is not None
 
 
 def in_cross_replica_context() -> bool:
-    """Whether the code runs once for all replicas, as in a scope."""
-    return _context.current().kind is not Kind.REPLICA
+    """Tell whether the code runs once for all replicas, as in a scope."""
+    return _context.current().kind is not ContextKind.REPLICA
 
 
-def get_replica_context() -> ReplicaContext | None:
-    """The replica whose code this is; None in cross-replica context."""
+# To type checkers the result is not `ReplicaContext | None`: the code given to `run` would need to
+# rule out a None that it never gets. Nor is it `ReplicaContext` alone: they would take code for
+# unreachable that asks for None because it runs in both contexts. With `Any` in the place of None
+# they know the methods of a replica and accept the question.
+def get_replica_context() -> ReplicaContext | Any:
+    """Return the replica whose code this is; None in cross-replica context."""
     frame = _context.current()
-    if frame.kind is not Kind.REPLICA:
+    if frame.kind is not ContextKind.REPLICA:
         return None
     if isinstance(frame.replica, ReplicaContext):
         return frame.replica
@@ -45,9 +51,9 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Makes `strategy` current until told otherwise, without a `with` block; None ends it.
+    """Make `strategy` current until further notice, without a `with` block; None ends it.
 
-    Meant for notebooks. Not allowed inside a scope.
+    This is meant for notebooks, and not allowed inside a scope.
     """
     if strategy is not None and not isinstance(strategy, Strategy):
         raise InvalidType(

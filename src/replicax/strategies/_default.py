@@ -15,7 +15,7 @@ from replicax.variables import OneDevicePlacement
 
 @final
 class DefaultStrategy(Strategy):
-    """Changes nothing: one replica, on the device that JAX would use, always in replica context."""
+    """One replica, on the device that JAX would use, always in replica context: nothing changes."""
 
     def __init__(self) -> None:
         executor = DirectExecutor(self)
@@ -40,5 +40,5 @@ class DefaultStrategy(Strategy):
 
 @functools.lru_cache(maxsize=1)
 def default_strategy() -> DefaultStrategy:
-    """The only one; made when first asked for, because it has to know the devices."""
+    """Return the only one, which is made on first use because it must know the devices."""
     return DefaultStrategy()

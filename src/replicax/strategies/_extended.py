@@ -1,7 +1,8 @@
-"""The parts of a strategy, and the methods for code that distributes by itself."""
+"""The parts of a strategy, and the methods for code that does its own distributing."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,16 +14,16 @@ from replicax import _bridges, _context, _nest, cluster
 from replicax._context import Frame
 from replicax._deprecation import deprecated
 from replicax._describing import described
-from replicax._enums import ReduceOp
+from replicax._enums import ReduceOp, ReduceOpLike
 from replicax._jax_compat import without_mesh
 from replicax._known_bad import warn_of_defects
 from replicax._typing import DeviceLike, Nest
 from replicax.cluster import ClusterResolver
 from replicax.collectives import (
     AcrossArrays,
-    CollectiveHints,
     Collectives,
     CommunicationOptions,
+    Hints,
     merge_options,
 )
 from replicax.errors import ContextError, ForeignValue, InvalidArgument, InvalidType
@@ -32,12 +33,14 @@ from replicax.execution import (
     Function,
     FunctionOfInstance,
     require_call,
+    runs_as_python,
 )
 from replicax.input import from_tensor_slices
 from replicax.strategies._combining import leaf_array, reducible
-from replicax.strategies._rows import by_layout, has_arrays, hint_of_whole_batches
+from replicax.strategies._split import by_layout, has_arrays, hint_of_whole_batches
 from replicax.strategies._steps import MultiStepContext, StepRunner
 from replicax.strategies._updating import Update
+from replicax.strategies._variable_table import VariableTable, hint_of_whole_state, table_of
 from replicax.topology import Topology, resolve_devices
 from replicax.values import (
     Component,
@@ -45,7 +48,7 @@ from replicax.values import (
     Mirrored,
     PerReplica,
     place,
-    require_home,
+    require_own_values,
 )
 from replicax.variables import (
     MirroredPlacement,
@@ -59,12 +62,11 @@ if TYPE_CHECKING:
     from replicax.input import DistributedIterator
     from replicax.strategies._strategy import Strategy
 
-Hints = CommunicationOptions | CollectiveHints | None
 Destinations = Any  # a variable, a distributed value, an array, a device or several
 
 
 class StrategyExtended:
-    """What a strategy is made of, and the methods that optimizers and layers call.
+    """The parts of a strategy, and the methods that optimizers and layers call.
 
     A strategy of your own names its parts here:
 
@@ -83,7 +85,7 @@ class StrategyExtended:
       placement: Which variables are made, and where; mirrored ones unless said otherwise.
       executor: How functions are run on the replicas.
       communication_options: How values are combined where a call does not say.
-      cluster_resolver: Who takes part, where several processes do.
+      cluster_resolver: The resolver of the processes, if there are several.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class StrategyExtended:
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
     ) -> None:
-        # Called by a function that makes the parts, for the `__init__` of the strategy.
+        # This is called by a function that makes the parts, for the `__init__` of the strategy.
         warn_of_defects((device.platform for device in topology.local_devices), stacklevel=4)
         self._strategy = container_strategy
         self._topology = topology
@@ -107,32 +109,35 @@ class StrategyExtended:
         self._cluster_resolver = cluster_resolver
         self._steps = StepRunner(container_strategy, self._executor)
         self._hinted_of_batches = False
+        # The variables that are alive, in the order of creation. By id, because keys of
+        # dictionaries are compared, and `==` of variables compares elements.
+        self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
 
     # The parts.
 
     @property
     def topology(self) -> Topology:
-        """Which devices form which replica."""
+        """The devices that form each replica."""
         return self._topology
 
     @property
     def placement(self) -> VariablePlacement:
-        """Which variables it makes, and where."""
+        """The part that decides which kind of variable to create, and where."""
         return self._placement
 
     @property
     def collectives(self) -> Collectives:
-        """How values are combined across replicas."""
+        """The part that combines values across replicas."""
         return self._collectives
 
     @property
     def communication_options(self) -> CommunicationOptions:
-        """How values are combined where a call does not say."""
+        """The options for combining values when a call gives none."""
         return self._communication_options
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """Who takes part; None for a strategy of one process."""
+        """The resolver of the cluster; None for a strategy of one process."""
         return self._cluster_resolver
 
     # Facts.
@@ -149,27 +154,27 @@ class StrategyExtended:
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether every worker builds its own program."""
+        """True if every worker builds its own program."""
         return self._topology.spans_processes
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether shapes must not change from step to step; they may."""
+        """Always False: shapes may change from step to step."""
         return False
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this process has to initialise variables."""
+        """True if this process must initialize variables."""
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process has to write checkpoints: the first worker."""
+        """True if this process must write checkpoints, as the first worker does."""
         return self._first_worker
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process has to write summaries: the first worker."""
+        """True if this process must write summaries, as the first worker does."""
         return self._first_worker
 
     @property
@@ -180,22 +185,22 @@ class StrategyExtended:
 
     def call_for_each_replica(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest] = (),
         kwargs: Mapping[str, Nest] | None = None,
     ) -> Nest:
-        """Calls `fn` once on every replica; the same as `Strategy.run`."""
+        """Call `fn` once on every replica; the same as `Strategy.run`."""
         return self.execute("call_for_each_replica", fn, args, kwargs)
 
     @deprecated("Use `strategy.run`, in a loop or in an `rx.function`.")
     def experimental_run_steps_on_iterator(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         iterator: DistributedIterator,
         iterations: int = 1,
         initial_loop_values: Mapping[str, Nest] | None = None,
     ) -> MultiStepContext:
-        """Calls `fn(context, inputs)` for the next elements of an iterator, one after another.
+        """Call `fn(context, inputs)` for the next elements of an iterator, one after another.
 
         Given an `rx.function`, the steps are one program: a `lax.scan` over the elements, which are
         all on the devices at the same time. Where the replicas' shapes differ, they are run one by
@@ -203,7 +208,7 @@ class StrategyExtended:
 
         Args:
           fn: Runs in cross-replica context, and calls `strategy.run` by itself. `context` is a
-            `MultiStepContext`, for what it has to say.
+            `MultiStepContext`, for its outputs.
           iterator: Over a distributed dataset.
           iterations: How many steps.
           initial_loop_values: For the names of outputs, what they are as long as no step has set
@@ -218,23 +223,23 @@ class StrategyExtended:
     def execute(
         self,
         method: str,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest] | None,
     ) -> Nest:
-        """Checks a call by `method` and hands it to the executor."""
+        """Check a call by `method` and hand it to the executor."""
         _bridges.load()
         require_call(method, fn, args)
         frame = _context.cross_replica(self._strategy, method)
-        require_home((args, kwargs), self._topology, method)
+        require_own_values((args, kwargs), self._topology, method)
         args, kwargs = self._divided(args, kwargs or {})
         if isinstance(fn, FunctionOfInstance):
             fn, args = fn.function, (fn.instance, *args)
         if frame.runs is not None and frame.program is None and not isinstance(fn, Function):
             fn = frame.runs.compiled(fn)
         if isinstance(fn, Function):
-            if not fn.is_inlined(frame):
-                return fn.run_by(self._strategy, frame, args, kwargs)
+            if not runs_as_python(frame):
+                return fn._call(self._strategy, frame, tuple(args), dict(kwargs))
             fn = fn.python_function
         executor = self._executor
         if frame.program is not None and not executor.traceable:
@@ -244,7 +249,7 @@ class StrategyExtended:
     def _divided(
         self, args: Sequence[Nest], kwargs: Mapping[str, Nest]
     ) -> tuple[Sequence[Nest], Mapping[str, Nest]]:
-        """Return arguments in which arrays that lie over the replicas are per-replica values."""
+        """Return the arguments, with per-replica values for arrays that are split over replicas."""
         replicas = self._topology.num_replicas
         if replicas == 1 or not has_arrays((args, kwargs)):
             return args, kwargs
@@ -257,18 +262,19 @@ class StrategyExtended:
 
     def reduce_to(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         value: Any,
         destinations: Destinations,
         experimental_hints: Hints = None,
         *,
         options: Hints = None,
-    ) -> Any:
-        """Combines `value` over the replicas, and copies the result to `destinations`.
+    ) -> object:
+        """Combine `value` over the replicas, and copy the result to `destinations`.
 
         Args:
-          reduce_op: SUM or MEAN.
-          value: A per-replica value. One that is the same on all replicas stays as it is (MEAN).
+          reduce_op: A `ReduceOp`, or its name.
+          value: A per-replica value. One that is the same on all replicas stays as it is, unless
+            the op counts it once per replica (SUM).
           destinations: A variable, a distributed value, a device or several: where the result is
             wanted. `value` itself makes it an all-reduce.
           experimental_hints: How to communicate.
@@ -283,13 +289,13 @@ class StrategyExtended:
 
     def batch_reduce_to(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         value_destination_pairs: Sequence[tuple[Any, Destinations]],
         experimental_hints: Hints = None,
         *,
         options: Hints = None,
-    ) -> list[Any]:
-        """`reduce_to` for many pairs at once, which is faster."""
+    ) -> list[object]:
+        """Call `reduce_to` for many pairs at once, which is faster."""
         return self._reduce_all(
             "batch_reduce_to", reduce_op, value_destination_pairs, options, experimental_hints
         )
@@ -298,16 +304,16 @@ class StrategyExtended:
     def _reduce_all(
         self,
         method: str,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         pairs: Sequence[tuple[Any, Destinations]],
         options: Hints,
         hints: Hints,
-    ) -> list[Any]:
+    ) -> list[object]:
         op = ReduceOp.parse(reduce_op)
         merged = merge_options(options, hints, self._communication_options)
         frame = _context.cross_replica(self._strategy, method)
         pairs = list(pairs)
-        require_home([value for value, _ in pairs], self._topology, method)
+        require_own_values([value for value, _ in pairs], self._topology, method)
         targets = [self._target(destinations) for _, destinations in pairs]
         values = reducible(self._strategy, op, [value for value, _ in pairs], method)
         with _context.entered(frame):
@@ -320,7 +326,7 @@ class StrategyExtended:
 
     @without_mesh
     def broadcast_to(self, tensor: Any, destinations: Destinations) -> Any:
-        """Copies an array to `destinations`: `Mirrored`, or an array if there is one device."""
+        """Copy an array to `destinations`: `Mirrored`, or an array if there is one device."""
         frame = _context.cross_replica(self._strategy, "broadcast_to")
         if isinstance(tensor, PerReplica):
             raise InvalidType(
@@ -330,18 +336,18 @@ class StrategyExtended:
             return self._deliver(tensor, self._target(destinations))
 
     def _target(self, destinations: Destinations) -> tuple[tuple[jax.Device, ...], bool]:
-        """The local devices that are meant, and whether there is only one, on any worker."""
+        """Return the local devices that are meant, and whether there is only one, on any worker."""
         devices = self._devices_of(destinations)
         everywhere = devices == self._topology.local_devices and self._topology.spans_processes
         named = isinstance(destinations, (str, jax.Device))
         return devices, len(devices) == 1 and (named or not everywhere)
 
-    def _deliver(self, value: Any, target: tuple[tuple[jax.Device, ...], bool]) -> Any:
+    def _deliver(self, value: Any, target: tuple[tuple[jax.Device, ...], bool]) -> object:
         devices, single = target
         if single:
-            return place(leaf_array(value), self._topology.home_of(devices[0]))
-        home = value.topology if isinstance(value, Mirrored) else None
-        if home is not None and home.local_devices == devices:
+            return place(leaf_array(value), self._topology.local_sharding_of(devices[0]))
+        held = value.topology if isinstance(value, Mirrored) else None
+        if held is not None and held.local_devices == devices:
             return value
         topology = self._topology
         if devices != topology.local_devices:
@@ -374,7 +380,7 @@ class StrategyExtended:
     def experimental_make_numpy_dataset(
         self, numpy_input: Nest, session: None = None
     ) -> grain.MapDataset:
-        """A Grain dataset of the rows of a nest of arrays; `rx.from_tensor_slices` is the same."""
+        """Make a Grain dataset of the rows of a nest of arrays, as `rx.from_tensor_slices` does."""
         if session is not None:
             raise InvalidArgument(
                 f"`session` must be None; got {described(session)}. There are no sessions on JAX: "
@@ -387,16 +393,16 @@ class StrategyExtended:
     def update(
         self,
         var: Variable,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest] = (),
         kwargs: Mapping[str, Nest] | None = None,
         group: bool = True,
     ) -> Nest:
-        """Calls `fn(copy, *args, **kwargs)` for every copy of `var`, where the copy is.
+        """Call `fn(copy, *args, **kwargs)` for every copy of `var`, where the copy is.
 
-        Mirrored values and variables in `args` and `kwargs` reach `fn` as the copy that is there
-        too, per-replica values as the component of the replica that the copy belongs to, or of the
-        first one if there is a single copy. What differs between the replicas makes copies that
+        Mirrored values and variables in `args` and `kwargs` reach `fn` as the copy on the same
+        device, per-replica values as the component of the replica that the copy belongs to, or of
+        the first one if there is a single copy. What differs between the replicas makes copies that
         differ. If `fn` fails, no copy has changed.
 
         Args:
@@ -404,7 +410,7 @@ class StrategyExtended:
           fn: Changes the copy it is given.
           args: Further arguments.
           kwargs: Keyword arguments, likewise.
-          group: Whether to merge what the calls return; else each leaf is a list, one a copy.
+          group: Whether to merge what the calls return; else each leaf is a list, one per copy.
         """
         frame = _context.cross_replica(self._strategy, "update")
         if not isinstance(var, Variable):
@@ -417,12 +423,12 @@ class StrategyExtended:
     def update_non_slot(
         self,
         colocate_with: DeviceLike | Sequence[DeviceLike],
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest] = (),
         kwargs: Mapping[str, Nest] | None = None,
         group: bool = True,
     ) -> Nest:
-        """Calls `fn(*args, **kwargs)` on each of the devices that `non_slot_devices` gave."""
+        """Call `fn(*args, **kwargs)` on each of the devices that `non_slot_devices` gave."""
         frame = _context.cross_replica(self._strategy, "update_non_slot")
         require_call("update_non_slot", fn, args)
         devices = self._devices_of(colocate_with)
@@ -434,7 +440,7 @@ class StrategyExtended:
         method: str,
         frame: Frame,
         devices: tuple[jax.Device, ...],
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest] | None,
         group: bool,
@@ -446,12 +452,12 @@ class StrategyExtended:
         return Update(self._strategy, method, devices, fn, group).run(frame, arguments)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[jax.Device, ...]:
-        """Where an optimizer's variables that belong to no other variable should be."""
+        """Return the devices for an optimizer's variables that belong to no other variable."""
         return self.parameter_devices
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Variables created inside are on the devices of another variable, or on given devices."""
+        """Put variables created inside on the devices of another variable, or on given devices."""
         frame = _context.current()
         if frame.strategy is not self._strategy.identity:
             raise ContextError(
@@ -470,10 +476,10 @@ class StrategyExtended:
 
     @contextmanager
     def partition(self, partition_dimensions: Sequence[int]) -> Iterator[None]:
-        """Variables created inside are divided over the logical devices of each replica.
+        """Divide variables created inside over the logical devices of each replica.
 
-        So is the state that an optimizer keeps for them. The initial value of a callable is made in
-        parts, and is nowhere as a whole.
+        The state that an optimizer keeps for them is divided too. The initial value of a callable
+        is made in parts, and is nowhere as a whole.
 
         Args:
           partition_dimensions: Into how many parts each dimension is divided; their product is the
@@ -493,15 +499,45 @@ class StrategyExtended:
             yield
 
     def variable_created_in_scope(self, v: Variable) -> bool:
-        """Whether `v` was created in the scope of this strategy."""
+        """Tell whether `v` was created in the scope of this strategy."""
         return _known_variable("variable_created_in_scope", v).strategy is self._strategy.identity
 
+    def describe_variables(self) -> VariableTable:
+        """Return a table of this strategy's variables, with the bytes that a device holds of each.
+
+        It has every variable that is alive, in the order of creation, so the slots of optimizers
+        as well. Variables of Keras and Flax are in it from the first time the strategy uses them.
+        Each worker lists its own. The table of the default strategy is empty: variables that are
+        created outside of every scope belong to no strategy.
+
+        Under `FullyShardedStrategy`, an `rx.errors.PerformanceHint` says once if more than a tenth
+        of a state of at least 1 MiB is kept whole.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.FullyShardedStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     weight = rx.Variable(jnp.zeros((512, 64)), name="weight")
+        ...     bias = rx.Variable(jnp.zeros(64), name="bias")
+        >>> print(strategy.extended.describe_variables())
+        2 variables
+         name     shape       dtype     layout                    bytes   per device
+        ─────────────────────────────────────────────────────────────────────────────
+         weight   (512, 64)   float32   sharded, dim 0 in 2     128 KiB       64 KiB
+         bias     (64,)       float32   replicated                256 B        256 B
+        <BLANKLINE>
+         in all                                               128.2 KiB    64.25 KiB
+        """
+        table = table_of(list(self._variables.values()), self._topology)
+        if self._placement.divides and self._topology.num_replicas > 1:
+            hint_of_whole_state(self._strategy, table)
+        return table
+
     def read_var(self, v: Variable) -> jax.Array:
-        """The value of a variable; of an ON_READ variable, the aggregate."""
+        """Return the value of a variable; of an ON_READ variable, the aggregate."""
         return _known_variable("read_var", v).value
 
-    def value_container(self, value: Any) -> Any:
-        """The variable that `value` is a copy of; anything else is returned as it is."""
+    def value_container(self, value: Any) -> object:
+        """Return the variable that `value` is a copy of; anything else is returned as it is."""
         return value.container if isinstance(value, Component) else value
 
     def _require_own(self, variable: Variable, method: str) -> None:
@@ -513,7 +549,7 @@ class StrategyExtended:
             )
 
 
-def _known_variable(method: str, given: Any) -> Variable:
+def _known_variable(method: str, given: object) -> Variable:
     """Return the variable that was given, or that stands for one of another library."""
     variable = _bridges.variable_of(given)
     if not isinstance(variable, Variable):

@@ -1,4 +1,4 @@
-"""How a replica's tensors lie on its logical devices."""
+"""The layout of a replica's tensors on its logical devices."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def lay_out(array: jax.Array, spec: PartitionSpec, strategy: StrategyLike) -> jax.Array:
-    """The same array, on the logical devices of the replica whose code this is; or of all."""
+    """Lay out an array on the logical devices of the replica whose code this is, or of all."""
     frame, topology = _context.current(), strategy.topology
     if topology.logical_devices_per_replica == 1:
         return array
     if frame.program is not None and frame.program.inside:
-        # Without a mesh: that of the program has the replicas' axis in another role here.
+        # No mesh is given: that of the program has the replicas' axis in another role here.
         return jax.lax.with_sharding_constraint(array, spec)
     if frame.strategy not in (None, strategy.identity):
         raise ContextError(
@@ -31,7 +31,7 @@ def lay_out(array: jax.Array, spec: PartitionSpec, strategy: StrategyLike) -> ja
     sharding = NamedSharding(topology.mesh, spec)
     copy = frame.copy if frame.replica is None else frame.replica.local_index
     if copy is not None and frame.program is None:
-        sharding = topology.divided_homes(spec)[copy]
+        sharding = topology.local_shardings_by(spec)[copy]
     if isinstance(array, Tracer):
         return jax.lax.with_sharding_constraint(array, sharding)
     return jax.device_put(array, sharding)

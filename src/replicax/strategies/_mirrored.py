@@ -15,7 +15,7 @@ from replicax.variables import MirroredPlacement
 
 @final
 class MirroredStrategy(Strategy):
-    """One replica a device, with a copy of every variable on each, kept equal.
+    """One replica per device, with a copy of every variable on each, kept equal.
 
     Args:
       devices: The devices; by default all of the best kind there is.
@@ -45,7 +45,7 @@ def mirrored(
     devices: Sequence[DeviceLike] | None,
     logical_devices_per_replica: int = 1,
 ) -> StrategyExtended:
-    """The parts of a strategy with one replica a device, or a group of devices."""
+    """Return the parts of a strategy with one replica per device, or per group of devices."""
     topology = Topology.of(
         best_devices() if devices is None else devices,
         logical_devices_per_replica=logical_devices_per_replica,

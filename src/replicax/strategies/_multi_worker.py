@@ -7,7 +7,8 @@ from typing import final
 import jax
 
 from replicax import cluster
-from replicax.cluster import ClusterResolver, Members, TFConfigClusterResolver
+from replicax._environments import default_resolver
+from replicax.cluster import ClusterResolver, Members
 from replicax.collectives import CommunicationImplementation, CommunicationOptions
 from replicax.errors import InvalidType
 from replicax.strategies._extended import StrategyExtended
@@ -20,11 +21,11 @@ class MultiWorkerMirroredStrategy(Strategy):
     """One replica on each device of every worker, with equal copies of all variables.
 
     Each worker runs the same program, and this is the first thing in it that uses JAX. Without a
-    cluster (no TF_CONFIG, say) it works with the devices of this process.
+    cluster it works with the devices of this process.
 
     Args:
-      cluster_resolver: Knows the workers, and which of them this process is; by default what the
-        environment variable TF_CONFIG says.
+      cluster_resolver: Knows the workers, and which of them this process is; by default that of the
+        first environment that is here: TF_CONFIG, Slurm, Kubernetes, TPU (docs/clusters.md).
       communication_options: How values are combined where a call does not say. `timeout_seconds`
         is how long a worker that is alive is waited for, by default five minutes;
         `implementation` is a preference.
@@ -47,10 +48,17 @@ class MultiWorkerMirroredStrategy(Strategy):
             multi_worker(self, cluster_resolver, communication_options, logical_devices_per_replica)
         )
 
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The resolver of the cluster."""
+        resolver = super().cluster_resolver
+        assert resolver is not None
+        return resolver
+
 
 @final
 class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
-    """The same, by the arguments that it had when it was experimental.
+    """The same strategy, with the arguments that it had when it was experimental.
 
     Args:
       communication: Which library should carry the data, if there is a choice.
@@ -71,16 +79,16 @@ def multi_worker(
     communication_options: CommunicationOptions | None,
     logical_devices_per_replica: int = 1,
 ) -> StrategyExtended:
-    """The parts of a strategy of several workers, who come together here."""
-    resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
+    """Return the parts of a strategy of several workers, which connect to each other here."""
+    resolver = default_resolver() if cluster_resolver is None else cluster_resolver
     if not isinstance(resolver, ClusterResolver):
         raise InvalidType(
-            f"`cluster_resolver` has to be one of `rx.cluster_resolver`; got {cluster_resolver!r}."
+            f"`cluster_resolver` must be one of `rx.cluster_resolver`; got {cluster_resolver!r}."
         )
     options = communication_options or CommunicationOptions()
     if not isinstance(options, CommunicationOptions):
         raise InvalidType(
-            "`communication_options` has to be an `rx.experimental.CommunicationOptions`; got "
+            "`communication_options` must be an `rx.experimental.CommunicationOptions`; got "
             f"{communication_options!r}."
         )
     members = Members.of(resolver)

@@ -13,7 +13,7 @@ from replicax.variables import OneDevicePlacement
 
 @final
 class OneDeviceStrategy(Strategy):
-    """Runs on one device: to try a program before it is distributed.
+    """Everything on one device: to try a program before it is distributed.
 
     >>> import replicax as rx
     >>> strategy = rx.OneDeviceStrategy("/cpu:1")
@@ -27,6 +27,6 @@ class OneDeviceStrategy(Strategy):
 
 
 def one_device(strategy: Strategy, device: DeviceLike) -> StrategyExtended:
-    """The parts of a strategy on one device."""
+    """Return the parts of a strategy on one device."""
     topology = Topology.of([device])
     return StrategyExtended(strategy, topology=topology, placement=OneDevicePlacement())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,8 +13,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from replicax import _context, _nest
-from replicax._context import Frame, Kind
-from replicax._enums import ReduceOp
+from replicax._context import ContextKind, Frame
+from replicax._enums import ReduceOp, ReduceOpLike
 from replicax._typing import Nest
 from replicax.errors import ContextError, InvalidArgument, InvalidType
 from replicax.execution import (
@@ -24,8 +23,8 @@ from replicax.execution import (
     Function,
     FunctionOfInstance,
     NotOneProgram,
-    function,
     require_call,
+    runs_as_python,
 )
 from replicax.input import DistributedIterator, require_iterator
 from replicax.values import DistributedValues
@@ -34,55 +33,55 @@ if TYPE_CHECKING:
     from replicax.strategies._strategy import Strategy
 
 _METHOD = "experimental_run_steps_on_iterator"
-StepFunction = Callable[["MultiStepContext", Nest], Any]
+StepFunction = Callable[["MultiStepContext", Nest], object]
 StepOutputs = tuple[dict[str, Nest], "_Untouched"]
 
 
 @final
 class MultiStepContext:
-    """What the steps of `experimental_run_steps_on_iterator` have to say besides their updates.
+    """The outputs of the steps of `experimental_run_steps_on_iterator`, besides their updates.
 
     The function of a step gets one, in which it puts the step's outputs. The call returns the one
     of the last step.
     """
 
     run_op = None
-    """What is left to run when the call has returned: nothing, for there are no sessions."""
+    """The operation to run after the call: None, as there are no sessions."""
 
     def __init__(self, strategy: Strategy, initial: Mapping[str, Nest]) -> None:
         self._strategy = strategy
         self._in_program = _context.current().program is not None
         self._last_step_outputs: dict[str, Nest] = dict(initial)
-        self._non_tensor_outputs: dict[str, Any] = {}
+        self._non_tensor_outputs: dict[str, object] = {}
 
     @property
     def last_step_outputs(self) -> dict[str, Nest]:
-        """What `set_last_step_output` was given in the last step, by name."""
+        """The outputs passed to `set_last_step_output` in the last step, by name."""
         return self._last_step_outputs
 
     @property
     def non_tensor_outputs(self) -> dict[str, Any]:
-        """What `set_non_tensor_output` was given in the last step, by name."""
+        """The outputs that `set_non_tensor_output` was given in the last step, by name."""
         return self._non_tensor_outputs
 
     def set_last_step_output(
-        self, name: str, output: Nest, reduce_op: ReduceOp | str | None = None
+        self, name: str, output: Nest, reduce_op: ReduceOpLike | None = None
     ) -> None:
-        """Keeps arrays, or a nest of them, should this be the last step.
+        """Keep arrays, or a nest of them, should this be the last step.
 
         Args:
-          name: What to call it.
+          name: The name of the output.
           output: A replica's own value, if called by a replica; else for example what `run`
             returned.
           reduce_op: How to combine the replicas' values. Required if a replica calls.
         """
         frame = self._checked_frame(name)
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
-        if op is None and frame.kind is Kind.REPLICA:
+        if op is None and frame.kind is ContextKind.REPLICA:
             raise InvalidArgument(
                 f"`set_last_step_output({name!r}, ...)` was called by a replica without a "
-                "`reduce_op`. Say how the replicas' values are combined: `reduce_op='SUM'` or "
-                "'MEAN'."
+                "`reduce_op`. Say how the replicas' values are combined, for example by "
+                "`reduce_op='SUM'`."
             )
 
         def keep(strategy: Strategy, output: Nest) -> None:
@@ -92,26 +91,26 @@ class MultiStepContext:
 
         if frame.program is not None:
             frame.program.hand_out(output, functools.partial(keep, self._strategy))
-        elif frame.kind is Kind.REPLICA and frame.replica is not None:
+        elif frame.kind is ContextKind.REPLICA and frame.replica is not None:
             frame.replica.merge(f"set_last_step_output({name!r})", keep, (output,))
         else:
             keep(self._strategy, output)
 
-    def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Keeps any other object; if replicas call, a tuple: of one, if all give the same."""
+    def set_non_tensor_output(self, name: str, output: object) -> None:
+        """Keep any other object; if replicas call, a tuple: of one, if all give the same."""
         frame = self._checked_frame(name)
 
-        def keep(strategy: Strategy, output: Any) -> None:
+        def keep(strategy: Strategy, output: object) -> None:
             if frame.program is not None and _has_arrays(output):
                 raise InvalidType(
                     f"`set_non_tensor_output({name!r}, ...)` got arrays of a compiled function, "
                     f"which have no numbers yet: {output!r}. Use `set_last_step_output`."
                 )
-            if frame.kind is Kind.REPLICA:
+            if frame.kind is ContextKind.REPLICA:
                 output = strategy.experimental_local_results(output)
             self._non_tensor_outputs[name] = output
 
-        if frame.kind is Kind.REPLICA and frame.replica is not None:
+        if frame.kind is ContextKind.REPLICA and frame.replica is not None:
             frame.replica.merge_call(keep, (output,))
         else:
             keep(self._strategy, output)
@@ -119,7 +118,7 @@ class MultiStepContext:
     def _checked_frame(self, name: str) -> Frame:
         frame = _context.current()
         if not isinstance(name, str):
-            raise InvalidType(f"The name of an output has to be a string; got {name!r}.")
+            raise InvalidType(f"The name of an output must be a string; got {name!r}.")
         if self._in_program != (frame.program is not None):
             raise ContextError(
                 f"Output {name!r} of a step was set in a compiled function that is part of the "
@@ -135,16 +134,15 @@ class MultiStepContext:
 
 @final
 class StepRunner:
-    """Runs steps on an iterator: as a loop in Python or, given an `rx.function`, as one program."""
+    """Steps on an iterator, run as a loop in Python or, given an `rx.function`, as one program."""
 
     def __init__(self, strategy: Strategy, executor: Executor) -> None:
         self._strategy = strategy
         self._executor = executor
-        self._compiled: weakref.WeakKeyDictionary[Function, Function] = weakref.WeakKeyDictionary()
 
     def run(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Nest],
         iterator: DistributedIterator,
         iterations: int,
         initial_loop_values: Mapping[str, Nest] | None,
@@ -167,7 +165,7 @@ class StepRunner:
                 "out: the elements of the iterator have their shapes."
             )
         with _context.entered(frame):
-            if isinstance(fn, Function) and not fn.is_inlined(frame):
+            if isinstance(fn, Function) and not runs_as_python(frame):
                 outputs, others = self._program(fn)(bound, iterator, count)
             else:
                 step = fn.python_function if isinstance(fn, Function) else fn
@@ -191,14 +189,14 @@ class StepRunner:
         return context.last_step_outputs, _Untouched(context.non_tensor_outputs)
 
     def _program(self, fn: Function) -> Function:
-        """The steps as one function; kept as long as the user keeps that of a step."""
-        if fn not in self._compiled:
-            self._compiled[fn] = function(self._steps_of(fn.python_function))
-        return self._compiled[fn]
+        """Return the steps as one function, kept as long as the user keeps that of a step."""
+        return fn._inner.compiled(self._steps_of(fn.python_function))
 
-    def _steps_of(self, python_function: Callable[..., Any]) -> Callable[..., StepOutputs]:
+    def _steps_of(self, python_function: Callable[..., object]) -> Callable[..., StepOutputs]:
         @functools.wraps(python_function)
-        def steps(bound: tuple[Any, ...], iterator: DistributedIterator, count: int) -> StepOutputs:
+        def steps(
+            bound: tuple[object, ...], iterator: DistributedIterator, count: int
+        ) -> StepOutputs:
             step = functools.partial(python_function, *bound)
             if _context.current().program is None:  # replicas' shapes differ, or too few elements
                 return self._loop(step, iterator, count)
@@ -212,10 +210,10 @@ class StepRunner:
         return steps
 
     def _scan(self, step: StepFunction, elements: Sequence[Element]) -> StepOutputs:
-        """Steps on elements of the same shapes; only the last one's outputs take memory."""
+        """Run steps on elements of the same shapes; only the last one's outputs are kept."""
         found: list[tuple[Element, _Untouched]] = []
 
-        def body(arrays: Sequence[Any]) -> list[Any]:
+        def body(arrays: Sequence[object]) -> list[Any]:
             context = MultiStepContext(self._strategy, {})
             step(context, elements[0].rebuild(arrays))
             outputs = Element(context.last_step_outputs)
@@ -238,7 +236,7 @@ class StepRunner:
 
 
 class _Untouched:
-    """What a compiled function returns as it is, and not as arrays."""
+    """A result that a compiled function returns as it is, and not as arrays."""
 
     def __init__(self, value: dict[str, Any]) -> None:
         self.value = value
@@ -255,11 +253,11 @@ def _checked(iterations: Any, initial_loop_values: Any) -> tuple[int, Mapping[st
         count = -1
     if count < 0:
         raise InvalidArgument(
-            f"`iterations` of `{_METHOD}` has to be a whole number of steps; got {iterations!r}."
+            f"`iterations` of `{_METHOD}` must be a whole number of steps; got {iterations!r}."
         )
     if initial_loop_values is not None and not isinstance(initial_loop_values, Mapping):
         raise InvalidType(
-            "`initial_loop_values` has to be a mapping of the names of outputs to values; got "
+            "`initial_loop_values` must be a mapping of the names of outputs to values; got "
             f"{initial_loop_values!r}."
         )
     return count, initial_loop_values or {}

@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax import _bridges, _context, _nest
-from replicax._context import Kind
+from replicax._context import ContextKind
 from replicax._describing import described
-from replicax._enums import GradientReduction, ReduceOp
+from replicax._enums import GradientReduction, GradientReductionLike, ReduceOp, ReduceOpLike
 from replicax._jax_compat import uncommitted, without_mesh
-from replicax._typing import Nest
+from replicax._typing import ArrayLike, DatasetLike, Leaf, Nest, Values
+from replicax.collectives import regroup
 from replicax.errors import ContextError, InvalidArgument, InvalidType, NotPicklable
 from replicax.execution import gradient_reduction_of, set_gradient_reduction
 from replicax.input import (
@@ -28,9 +29,9 @@ from replicax.input import (
 )
 from replicax.strategies._combining import Axis, gather_nest, reduce_nest
 from replicax.strategies._layout import lay_out
-from replicax.strategies._rows import split_nest
-from replicax.values import DistributedValues, place, regroup, require_home
-from replicax.variables import Variable
+from replicax.strategies._split import split_nest
+from replicax.values import DistributedValues, Mirrored, PerReplica, place, require_own_values
+from replicax.variables import Variable, agree_on_beginnings
 
 if TYPE_CHECKING:
     import grain
@@ -38,14 +39,17 @@ if TYPE_CHECKING:
     from replicax._typing import StrategyLike
     from replicax.cluster import ClusterResolver
     from replicax.collectives import Collectives
+    from replicax.execution import Executor
     from replicax.strategies._extended import StrategyExtended
-    from replicax.topology import Home, Topology
+    from replicax.topology import DeviceOrSharding, Topology
     from replicax.variables import VariablePlacement
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
 class ValueContext:
-    """For which replica `experimental_distribute_values_from_function` wants a value."""
+    """The replica for which `experimental_distribute_values_from_function` wants a value."""
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1
@@ -61,14 +65,14 @@ class RunOptions:
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
-    experimental_xla_options: Any = None
+    experimental_xla_options: object = None
 
 
 class Strategy:
-    """Decides on which devices, and in how many replicas, a training step runs.
+    """A strategy decides on which devices, and in how many replicas, a training step runs.
 
-    Made of parts: the `StrategyExtended` given to it names them. A strategy of your own is a
-    subclass that says which; see `StrategyExtended`.
+    It is made of parts, which the `StrategyExtended` given to it names. A strategy of your own is
+    a subclass that says which; see `StrategyExtended`.
 
     >>> import numpy as np, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -101,27 +105,34 @@ class Strategy:
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """Who takes part; None for a strategy of one process."""
+        """The resolver of the cluster; None for a strategy of one process."""
         return self._extended.cluster_resolver
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Over how many replicas gradients are combined."""
+        """The number of replicas over which gradients are combined."""
         return self.topology.num_replicas
 
     @property
     def topology(self) -> Topology:
-        """Which devices form which replica."""
+        """The devices that form each replica."""
         return self._extended.topology
 
     @property
     def placement(self) -> VariablePlacement:
-        """Which variables it makes, and where."""
+        """The part that decides which kind of variable to create, and where."""
         return self._extended.placement
 
     @property
+    def _executor(self) -> Executor:
+        return self._extended._executor
+
+    def _note_variable(self, variable: Variable) -> None:
+        self._extended._variables[id(variable)] = variable
+
+    @property
     def collectives(self) -> Collectives:
-        """How its replicas' values are combined."""
+        """The part that combines its replicas' values."""
         program = _context.current().program
         if program is not None:
             program.note(self.topology)
@@ -130,7 +141,7 @@ class Strategy:
 
     @property
     def gradient_reduction(self) -> GradientReduction:
-        """How optimizers reduce gradients over the replicas: SUM unless it is set otherwise.
+        """The way optimizers reduce gradients over the replicas: SUM unless it is set otherwise.
 
         It holds for `rx.Optimizer`s that were given no `reduction` of their own, and for those of
         Keras and of Flax NNX, in functions given to `run`. Set MEAN for losses that are means over
@@ -146,10 +157,10 @@ class Strategy:
         return gradient_reduction_of(self)
 
     @gradient_reduction.setter
-    def gradient_reduction(self, reduction: GradientReduction | str) -> None:
+    def gradient_reduction(self, reduction: GradientReductionLike) -> None:
         parsed = GradientReduction.parse(reduction)
         frame = _context.current()
-        inside = frame.kind is not Kind.CROSS_REPLICA and frame.strategy is not None
+        inside = frame.kind is not ContextKind.CROSS_REPLICA and frame.strategy is not None
         if inside or frame.program is not None:
             raise ContextError(
                 "`gradient_reduction` was set in a function given to `run`, or while a function "
@@ -161,11 +172,11 @@ class Strategy:
 
     @property
     def identity(self) -> StrategyLike | None:
-        """What stands for this strategy in a context."""
+        """The object that stands for this strategy in a context."""
         return self
 
     def scope(self) -> Scope:
-        """Makes this strategy current, in cross-replica context: `with strategy.scope(): ...`.
+        """Make this strategy current, in cross-replica context: `with strategy.scope(): ...`.
 
         Variables created inside are the strategy's own. Enter it again as often as you like, but
         not inside another strategy's scope.
@@ -174,12 +185,12 @@ class Strategy:
 
     def run(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Values],
         args: Sequence[Nest] = (),
         kwargs: Mapping[str, Nest] | None = None,
         options: RunOptions | None = None,
-    ) -> Nest:
-        """Calls `fn` once on every replica and merges what they return.
+    ) -> Values:
+        """Call `fn` once on every replica and merge the results.
 
         Args:
           fn: Runs in replica context; may call `rx.get_replica_context()`.
@@ -192,38 +203,52 @@ class Strategy:
           replicas return is that object; with one replica, leaves are as `fn` returned them.
         """
         if options is not None and not isinstance(options, RunOptions):
-            raise InvalidType(
-                f"`options` of `run` has to be a RunOptions; got {described(options)}."
-            )
+            raise InvalidType(f"`options` of `run` must be a RunOptions; got {described(options)}.")
         return self._extended.execute("run", fn, args, kwargs)
 
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: ArrayLike, axis: Axis) -> jax.Array: ...
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: Values, axis: Axis) -> Values: ...
     @without_mesh
-    def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: Axis) -> Nest:
-        """Combines a per-replica value, or a nest of them, into plain arrays.
+    def reduce(self, reduce_op: ReduceOpLike, value: Nest, axis: Axis) -> Nest:
+        """Combine a per-replica value, or a nest of them, into plain arrays.
 
         Args:
-          reduce_op: SUM or MEAN.
+          reduce_op: A `ReduceOp`, or its name.
           value: What `run` returned.
           axis: None combines the replicas' values element by element. A dimension, or several,
             combines over that as well; MEAN then divides by the elements there really are.
         """
         op = ReduceOp.parse(reduce_op)
         frame = _context.cross_replica(self, "reduce")
-        require_home(value, self.topology, "reduce")
+        require_own_values(value, self.topology, "reduce")
         with _context.entered(frame):
             return reduce_nest(self, op, value, axis)
 
+    @overload
+    def gather(self, value: ArrayLike, axis: int) -> jax.Array: ...
+    @overload
+    def gather(self, value: Values, axis: int) -> Values: ...
     @without_mesh
     def gather(self, value: Nest, axis: int) -> Nest:
-        """Puts the replicas' values one after another along `axis`, as one plain array.
+        """Put the replicas' values one after another along `axis`, as one plain array.
 
         Their shapes may differ in that dimension only, and need at least one.
         """
         frame = _context.cross_replica(self, "gather")
-        require_home(value, self.topology, "gather")
+        require_own_values(value, self.topology, "gather")
         with _context.entered(frame):
             return gather_nest(self, value, axis)
 
+    @overload
+    def split(self, nest: ArrayLike) -> PerReplica: ...
+    @overload
+    def split(self, nest: tuple[ArrayLike, ...]) -> tuple[PerReplica, ...]: ...
+    @overload
+    def split(self, nest: Mapping[Key, ArrayLike]) -> dict[Key, PerReplica]: ...
+    @overload
+    def split(self, nest: Nest) -> Nest: ...
     @without_mesh
     def split(self, nest: Nest) -> Nest:
         """Divide the rows of a nest of plain arrays over the replicas.
@@ -247,7 +272,13 @@ class Strategy:
         with _context.entered(_context.cross_replica(self, "split")):
             return split_nest(nest, self.topology)
 
-    def experimental_local_results(self, value: Nest) -> tuple[Any, ...]:
+    @overload
+    def experimental_local_results(self, value: Variable) -> tuple[Variable, ...]: ...
+    @overload
+    def experimental_local_results(self, value: PerReplica | Mirrored) -> tuple[jax.Array, ...]: ...
+    @overload
+    def experimental_local_results(self, value: Values) -> tuple[Values, ...]: ...
+    def experimental_local_results(self, value: Nest) -> tuple[Nest, ...]:
         """Return the components of this process's replicas; of a plain value, a tuple with it.
 
         Arrays among them can be combined with each other: JAX brings them to one device.
@@ -264,7 +295,7 @@ class Strategy:
         if distributed:
             return tuple(_movable(component) for component in value.values)
 
-        def component(leaf: Any, index: int) -> Any:
+        def component(leaf: Leaf, index: int) -> Leaf:
             if not isinstance(leaf, (DistributedValues, Variable)):
                 return leaf
             # One copy may serve all.
@@ -275,30 +306,40 @@ class Strategy:
             for index in range(len(self.topology.local_replicas))
         )
 
+    @overload
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], ArrayLike]
+    ) -> PerReplica: ...
+    @overload
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Values]
+    ) -> Values: ...
     @without_mesh
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Nest]
     ) -> Nest:
-        """A per-replica value made by calling `value_fn` with a `ValueContext` for each replica."""
+        """Make a per-replica value by calling `value_fn` with a `ValueContext` for each replica."""
         if not callable(value_fn):
-            raise InvalidType(f"`value_fn` has to be a function; got {described(value_fn)}.")
+            raise InvalidType(f"`value_fn` must be a function; got {described(value_fn)}.")
         topology = self.topology
         with _context.entered(
             _context.cross_replica(self, "experimental_distribute_values_from_function")
         ):
             nests = [
                 _nest.transform(
-                    lambda leaf, home=home: _on_device(leaf, home),
+                    lambda leaf, sharding=sharding: _on_device(leaf, sharding),
                     value_fn(ValueContext(replica, topology.num_replicas)),
                 )
-                for replica, home in zip(topology.local_replicas, topology.local_homes, strict=True)
+                for replica, sharding in zip(
+                    topology.local_replicas, topology.local_shardings, strict=True
+                )
             ]
         return regroup(nests, topology, always_wrap=True)
 
     def experimental_distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None
+        self, dataset: DatasetLike, options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Divides each batch of a dataset over the replicas, and workers share the dataset.
+        """Divide each batch of a dataset over the replicas; workers share the dataset.
 
         Args:
           dataset: Of global batches: a Grain dataset, a `tf.data.Dataset`, a PyTorch `DataLoader`,
@@ -313,9 +354,9 @@ class Strategy:
         return distribute(dataset, self.topology, options)
 
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+        self, dataset_fn: Callable[[InputContext], DatasetLike], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Gives every replica one element a step, of a dataset that `dataset_fn` makes.
+        """Give every replica one element per step, of a dataset that `dataset_fn` makes.
 
         Args:
           dataset_fn: Called once for each worker with an `rx.InputContext`. Its dataset has batches
@@ -326,19 +367,19 @@ class Strategy:
         return distribute_from_function(dataset_fn, self.topology, options)
 
     def experimental_distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+        self, dataset_fn: Callable[[InputContext], DatasetLike], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """The older name of `distribute_datasets_from_function`."""
+        """Call `distribute_datasets_from_function`, of which this is the older name."""
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_make_numpy_dataset(self, numpy_input: Nest) -> grain.MapDataset:
-        """A Grain dataset of the rows of a nest of arrays; `rx.from_tensor_slices` is the same."""
+        """Make a Grain dataset of the rows of a nest of arrays, as `rx.from_tensor_slices` does."""
         return self._extended.experimental_make_numpy_dataset(numpy_input)
 
     def experimental_assign_to_logical_device(
         self, tensor: jax.Array, logical_device_id: int
     ) -> jax.Array:
-        """The same tensor. XLA has no way to have one logical device do all the work on it.
+        """Return the same tensor: XLA cannot have one logical device do all the work on it.
 
         It is on all logical devices of the replica, as with
         `experimental_replicate_to_logical_devices`.
@@ -350,7 +391,7 @@ class Strategy:
         count = self.topology.logical_devices_per_replica
         if not isinstance(logical_device_id, int) or not 0 <= logical_device_id < count:
             raise InvalidArgument(
-                f"`logical_device_id` has to be one of the {count} logical device(s) of a replica, "
+                f"`logical_device_id` must be one of the {count} logical device(s) of a replica, "
                 f"from 0 to {count - 1}; got {described(logical_device_id)}."
             )
         return self.experimental_replicate_to_logical_devices(tensor)
@@ -358,7 +399,7 @@ class Strategy:
     def experimental_split_to_logical_devices(
         self, tensor: jax.Array, partition_dimensions: Sequence[int]
     ) -> jax.Array:
-        """The same tensor, divided over the logical devices of the replica.
+        """Return the same tensor, divided over the logical devices of the replica.
 
         What is computed from it is divided in the same way, as far as XLA finds that it pays.
 
@@ -371,24 +412,24 @@ class Strategy:
         return lay_out(array, self.topology.partition(partition_dimensions, array.shape), self)
 
     def experimental_replicate_to_logical_devices(self, tensor: jax.Array) -> jax.Array:
-        """The same tensor, on all logical devices of the replica."""
+        """Return the same tensor, on all logical devices of the replica."""
         return lay_out(jnp.asarray(tensor), PartitionSpec(), self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_replicas_in_sync})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise NotPicklable(
             f"{self!r} cannot be pickled: it stands for devices of this process. Make the strategy "
             "again in the other process."
         )
 
-    def __deepcopy__(self, memo: Any) -> Strategy:
+    def __deepcopy__(self, memo: object) -> Strategy:
         return self  # it stands for devices, of which there is one set
 
 
 class Scope:
-    """What `Strategy.scope` returns."""
+    """The context manager that `Strategy.scope` returns."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -397,27 +438,29 @@ class Scope:
     def __enter__(self) -> Strategy:
         frame = _context.cross_replica(self._strategy, "scope")
         if self._strategy.identity is None:
-            frame = _context.current()  # which is replica context already, and stays it
+            frame = _context.current()  # which is replica context, and stays so
         entered = _context.entered(frame)
         entered.__enter__()
         self._entered.stack = [*getattr(self._entered, "stack", ()), entered]
         _bridges.follow()
         return self._strategy
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._entered.stack.pop().__exit__(*exception)
         _bridges.follow()
+        if exception[0] is None:
+            agree_on_beginnings()
 
 
-def _movable(component: Any) -> Any:
+def _movable(component: jax.Array) -> Leaf:
     return uncommitted(component) if isinstance(component, jax.Array) else component
 
 
-def _on_device(leaf: Any, home: Home) -> Any:
-    """Numbers become an array on the replica's device; other objects stay what they are."""
+def _on_device(leaf: Leaf, sharding: DeviceOrSharding) -> Leaf:
+    """Return numbers as an array on the replica's device, and other objects as they are."""
     if isinstance(leaf, (str, bytes)):  # which `jnp.asarray` would take for the name of a dtype
         return leaf
     try:
-        return place(jnp.asarray(leaf), home)
+        return place(jnp.asarray(leaf), sharding)
     except (TypeError, OverflowError):
         return leaf

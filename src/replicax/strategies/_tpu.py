@@ -7,20 +7,20 @@ from typing import Any, final
 
 from replicax import _context, _nest
 from replicax._typing import DeviceLike, Nest
+from replicax.cluster.resolvers._tpu import TPUClusterResolver
 from replicax.errors import InvalidArgument, InvalidType, ShapeMismatch
 from replicax.execution import CompilingExecutor
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._strategy import Strategy
 from replicax.topology import Topology
 from replicax.tpu._device_assignment import DeviceAssignment
-from replicax.tpu._resolver import TPUClusterResolver
 from replicax.tpu._system import checked_resolver
 from replicax.values import PerReplica, describe_shapes
 from replicax.variables import MirroredPlacement
 
 
 class TPUStrategy(Strategy):
-    """One replica a core, or one on several, with equal copies of all variables.
+    """One replica per core, or per group of cores, with equal copies of all variables.
 
     What is given to `run` is always compiled, as if it were an `rx.function`.
 
@@ -43,9 +43,9 @@ class TPUStrategy(Strategy):
         super().__init__(tpu(self, tpu_cluster_resolver, experimental_device_assignment))
 
     def gather(self, value: Nest, axis: int) -> Nest:
-        """Puts the replicas' values one after another along `axis`, as one plain array.
+        """Put the replicas' values one after another along `axis`, as one plain array.
 
-        Their shapes have to be equal.
+        Their shapes must be equal.
         """
         _require_equal_shapes(self, value)
         return super().gather(value, axis)
@@ -53,7 +53,7 @@ class TPUStrategy(Strategy):
 
 @final
 class ExperimentalTPUStrategy(TPUStrategy):
-    """The same, by the arguments that it had when it was experimental.
+    """The same strategy, with the arguments that it had when it was experimental.
 
     Args:
       tpu_cluster_resolver: Knows the devices; by default all TPUs of this process.
@@ -73,10 +73,10 @@ def tpu(
     resolver: TPUClusterResolver | Sequence[DeviceLike] | None,
     assignment: DeviceAssignment | None,
 ) -> StrategyExtended:
-    """The parts of a strategy on TPUs."""
+    """Return the parts of a strategy on TPUs."""
     if assignment is not None and not isinstance(assignment, DeviceAssignment):
         raise InvalidType(
-            "A device assignment has to be an `rx.tpu.experimental.DeviceAssignment`; got "
+            "A device assignment must be an `rx.tpu.experimental.DeviceAssignment`; got "
             f"{assignment!r}. Make one with `DeviceAssignment.build(topology, ...)`."
         )
     if assignment is None:
@@ -95,7 +95,7 @@ def tpu(
 
 
 def _resolver_of(topology: Topology, resolver: Any) -> TPUClusterResolver:
-    """The resolver, if it knows these devices; else one that does."""
+    """Return the resolver, if it knows these devices; else one that does."""
     assigned = [device for replica in topology.devices for device in replica]
     if resolver is None:
         return TPUClusterResolver(assigned)
@@ -104,7 +104,7 @@ def _resolver_of(topology: Topology, resolver: Any) -> TPUClusterResolver:
     strangers = [str(device) for device in assigned if device not in known]
     if strangers:
         raise InvalidArgument(
-            "The device assignment has to be of the resolver's devices, which are "
+            "The device assignment must be of the resolver's devices, which are "
             f"{', '.join(map(str, known))}; got {', '.join(strangers)} besides. Build it from "
             "`rx.tpu.experimental.initialize_tpu_system(resolver)`."
         )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import jax
 from jax.core import Tracer
 
 from replicax import _context, _nest
-from replicax._context import Frame, Kind
-from replicax._typing import Nest
+from replicax._context import ContextKind, Frame
+from replicax._typing import Leaf, Nest
+from replicax.collectives import regroup
 from replicax.errors import InvalidArgument
-from replicax.topology import Home, Topology
-from replicax.values import Mirrored, PerReplica, place, regroup
+from replicax.topology import DeviceOrSharding, Topology
+from replicax.values import Mirrored, PerReplica, place
 from replicax.variables import Variable, all_or_nothing, require_equal_copies
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Update:
     strategy: Strategy
     method: str
     devices: tuple[jax.Device, ...]
-    fn: Callable[..., Any]
+    fn: Callable[..., object]
     group: bool
 
     def run(self, frame: Frame, arguments: Arguments) -> Nest:
@@ -85,11 +86,14 @@ class Update:
         results: list[Nest] = []
         with all_or_nothing(frame) as frame:
             for index, device in enumerate(devices):
-                here = replace(frame, kind=Kind.UPDATE, copy=index)
-                home = self._topology.home_of(device)
+                here = replace(frame, kind=ContextKind.UPDATE, copy=index)
+                sharding = self._topology.local_sharding_of(device)
                 with _context.entered(here), jax.default_device(device):
                     args, kwargs = _nest.transform(
-                        lambda leaf, index=index, home=home: _copy_at(leaf, index, home), arguments
+                        lambda leaf, index=index, sharding=sharding: _copy_at(
+                            leaf, index, sharding
+                        ),
+                        arguments,
                     )
                     results.append(self.fn(*args, **kwargs))
             assert frame.transaction is not None
@@ -110,7 +114,7 @@ class Update:
         grouped = replace(self, group=True)
 
         def in_replica(args: Sequence[Nest], kwargs: Mapping[str, Nest]) -> Nest:
-            def merged(_: Strategy, args: Any, kwargs: Any) -> Nest:
+            def merged(_: Strategy, args: Nest, kwargs: Nest) -> Nest:
                 return grouped.run(_context.current(), (args, kwargs))
 
             replica = _context.current().replica
@@ -121,32 +125,32 @@ class Update:
         result = frame.program.executor.run(self.strategy, frame, in_replica, arguments, {})
         return result if self.group else _nest.transform(_as_list, result)
 
-    def _first_component(self, leaf: Any) -> Any:
-        """Return what the first replica has of a value, inside of a program."""
+    def _first_component(self, leaf: Leaf) -> Leaf:
+        """Return the first replica's component of a value, inside a program."""
         if not isinstance(leaf, PerReplica):
             return leaf
         return self.strategy.collectives.broadcast(leaf).component(0)
 
-    def _own(self, leaf: Any) -> Any:
+    def _own(self, leaf: Leaf) -> Leaf:
         """Return a replica's own result, inside of a program, as a value of all replicas."""
         if not isinstance(leaf, jax.Array):
             return leaf
         return PerReplica.from_array(leaf, self._topology, inside=True)
 
 
-def _as_list(leaf: Any) -> Any:
+def _as_list(leaf: object) -> Leaf:
     return list(leaf.values) if isinstance(leaf, (PerReplica, Variable)) else leaf
 
 
-def _copy_at(leaf: Any, index: int, home: Home) -> Any:
-    """Return what the function gets for an argument on copy `index`."""
+def _copy_at(leaf: object, index: int, sharding: DeviceOrSharding) -> Leaf:
+    """Return the argument that the function gets for copy `index`."""
     if isinstance(leaf, Variable):
         return leaf.values[index] if len(leaf.values) > index else leaf.values[0]
     if isinstance(leaf, PerReplica):
-        return place(leaf.component(index), home)
+        return place(leaf.component(index), sharding)
     if isinstance(leaf, Mirrored):
         local = leaf.component(index) if len(leaf.values) > index else leaf.primary
-        return place(local, home)
+        return place(local, sharding)
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
-        return place(leaf, home)
+        return place(leaf, sharding)
     return leaf

@@ -1,4 +1,4 @@
-"""Saving and ending when a machine is about to be taken away."""
+"""Saving and exiting when a machine is about to be preempted."""
 
 from replicax.termination._config import TerminationConfig
 from replicax.termination._handler import PreemptionCheckpointHandler

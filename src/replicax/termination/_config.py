@@ -1,10 +1,10 @@
-"""What happens when a program is told to end."""
+"""The settings for preemption."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from replicax._seconds import require_seconds
 from replicax.errors import InvalidType
@@ -13,17 +13,17 @@ from replicax.errors import InvalidType
 @final
 @dataclass(frozen=True, slots=True)
 class TerminationConfig:
-    """How a `PreemptionCheckpointHandler` learns that a machine is taken away, and what it does.
+    """The way a `PreemptionCheckpointHandler` detects and handles preemption.
 
     Args:
       termination_watcher_fn: Called about once per second, in a thread, until it returns True: this
-        machine is about to be taken away. It should not block. By default the handler waits for
+        machine is about to be preempted. It should not block. By default the handler waits for
         SIGTERM; with a function, it leaves that alone.
       exit_fn: Called on every worker when the checkpoint is complete. By default `sys.exit(143)`,
         after which `replicax launch --max-restarts`, and schedulers that restart what has failed,
-        start the workers again. If it returns, training goes on, and nothing is saved again.
-      grace_period: For how many seconds training goes on after the news; then it is saved. Leave
-        time for saving. By default, and with 0, it is saved after the step that is under way.
+        start the workers again. If it returns, training continues, and nothing is saved again.
+      grace_period: The number of seconds that training continues after the notice; then it is
+        saved. Leave time for saving. By default, and with 0, it is saved after the current step.
       save_fn: Called in place of `CheckpointManager.save`, on every worker, with the arguments of
         `save_checkpoint_if_preempted`.
 
@@ -33,9 +33,9 @@ class TerminationConfig:
     """
 
     termination_watcher_fn: Callable[[], bool] | None = None
-    exit_fn: Callable[[], Any] | None = None
+    exit_fn: Callable[[], object] | None = None
     grace_period: float | None = None
-    save_fn: Callable[..., Any] | None = None
+    save_fn: Callable[..., object] | None = None
 
     def __post_init__(self) -> None:
         for name in ("termination_watcher_fn", "exit_fn", "save_fn"):

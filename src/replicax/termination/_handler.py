@@ -1,4 +1,4 @@
-"""Training that is saved and ended when one of its machines is about to be taken away."""
+"""Saving and ending training when one of its machines is about to be preempted."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, final
 
 from replicax import cluster, preemption
+from replicax._rank_zero import is_first_worker
+from replicax._typing import Nest
 from replicax.checkpoint import Checkpoint, CheckpointManager, require_outside
 from replicax.errors import ContextError, InvalidArgument, InvalidType
-from replicax.reporting import is_first_worker
 from replicax.termination._config import TerminationConfig
 from replicax.termination._watching import Watcher
 
 Result = TypeVar("Result")
 
-# As shells say of a process that SIGTERM has ended. Schedulers that tell errors that are worth
-# another try from those that are not count it among the former.
+# The code that shells give for a process that SIGTERM has ended. Schedulers that tell errors that
+# are worth another try from those that are not count it among the former.
 _EXIT_CODE = 143
 
 
 @final
 class PreemptionCheckpointHandler:
-    """Saves and ends the program, on all workers at one step, when a machine is taken away.
+    """A handler that saves and ends training, on all workers at one step, when one is preempted.
 
-    Machines that can be taken away at any time say so before, by SIGTERM as a rule. When any of the
-    workers is told, all of them save after the same step, and end. Started again, the program
+    Machines that can be preempted give notice, usually by SIGTERM. When one of the workers gets it,
+    all of them save after the same step, and exit. Started again, the program
     constructs its handler again, which restores the latest checkpoint.
 
     Construct it on every worker, in the main thread, after the strategy and the objects of the
@@ -38,7 +39,7 @@ class PreemptionCheckpointHandler:
       checkpoint_or_checkpoint_manager: What is saved.
       checkpoint_dir: Where a checkpoint is saved and looked for; a manager knows that itself. It is
         for the handler alone, which keeps one checkpoint there.
-      termination_config: What else than SIGTERM to wait for, how to save, and how to end.
+      termination_config: What to wait for instead of SIGTERM, how to save, and how to end.
 
     >>> import tempfile, replicax as rx
     >>> directory = tempfile.TemporaryDirectory()
@@ -84,16 +85,16 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """How often `run` was called, with the calls before the program was started again."""
-        return self._checkpoint.run_calls
+        """The number of calls of `run`, with those before the program was started again."""
+        return self._checkpoint._run_calls
 
     def run(
-        self, distributed_train_function: Callable[..., Result], *args: Any, **kwargs: Any
+        self, distributed_train_function: Callable[..., Result], *args: Nest, **kwargs: Nest
     ) -> Result:
-        """Call a function that trains for a step, or a few; then save and end if that is due.
+        """Call a function that trains for one or more steps; then save and exit if that is due.
 
-        All workers call it, equally often. What is saved is what the function has left, so count
-        steps in there, in a variable of the checkpoint, or by `total_run_calls`.
+        All workers call it, equally often. The state after the function is saved, so count steps
+        inside it, in a variable of the checkpoint, or by `total_run_calls`.
 
         Args:
           distributed_train_function: The function, as a rule an `rx.function` that calls
@@ -108,15 +109,15 @@ class PreemptionCheckpointHandler:
                 f"{distributed_train_function!r}."
             )
         result = distributed_train_function(*args, **kwargs)
-        self._checkpoint.count_run_call()
+        self._checkpoint._count_run_call()
         self.save_checkpoint_if_preempted()
         return result
 
-    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Save and end, if a worker was told to and its grace period is over.
+    def save_checkpoint_if_preempted(self, *args: object, **kwargs: object) -> None:
+        """Save and exit if a worker was asked to and its grace period is over.
 
-        Another way than `run`, for loops that are not made of calls of one function. All workers
-        call it, equally often, where the state can be saved.
+        It replaces `run` in loops that do not call a single function. All workers call it, equally
+        often, where the state can be saved.
 
         Args:
           *args: For `CheckpointManager.save`, or `save_fn`. By default, the manager saves also if
@@ -143,19 +144,19 @@ class PreemptionCheckpointHandler:
     def watch_preemption_scope(self) -> Iterator[None]:
         """Save and end after a block of code, if that is due.
 
-        The same as `save_checkpoint_if_preempted()` at the end of the block, unless that raises.
+        It calls `save_checkpoint_if_preempted()` at the end of the block, unless that raises.
         Put a step, or a few, into a block, and not the whole training.
         """
         yield
         self.save_checkpoint_if_preempted()
 
     def _must_stop(self) -> bool:
-        """Whether this worker was told so long ago that it cannot wait any longer."""
+        """Tell whether this worker's notice is so old that it cannot wait any longer."""
         told_at = self._told_at()
         grace = self._config.grace_period or 0.0
         return told_at is not None and time.monotonic() - told_at >= grace
 
-    def _save(self, *args: Any, **kwargs: Any) -> Any:
+    def _save(self, *args: Nest, **kwargs: Nest) -> Any:
         if self._config.save_fn is not None:
             return self._config.save_fn(*args, **kwargs)
         assert self._manager is not None
@@ -167,7 +168,7 @@ class PreemptionCheckpointHandler:
 
 
 def _manager(given: Any, directory: Any, config: TerminationConfig) -> CheckpointManager | None:
-    """What saves and restores; None if `save_fn` does the one, and nothing the other."""
+    """Return the manager that saves and restores; None if `save_fn` saves."""
     if isinstance(given, CheckpointManager):
         if directory is not None:
             raise InvalidArgument(
@@ -190,7 +191,7 @@ def _manager(given: Any, directory: Any, config: TerminationConfig) -> Checkpoin
     return None
 
 
-def _require_workers(resolver: Any) -> None:
+def _require_workers(resolver: object) -> None:
     """Raise if there are other workers, and this process does not work with them yet."""
     if resolver is None or cluster.session() is not None:
         return

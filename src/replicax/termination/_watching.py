@@ -1,4 +1,4 @@
-"""How this worker is told that its machine is about to be taken away."""
+"""The notice that this worker's machine is about to be preempted."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ _POLL_SECONDS = 1.0
 
 @final
 class Watcher:
-    """Asks a function in a thread, until it says True; the thread ends with this object.
+    """A thread that asks a function until it says True; it ends with this object.
 
     Args:
-      told: The function.
+      is_requested: The function.
     """
 
-    def __init__(self, told: Callable[[], bool]) -> None:
+    def __init__(self, is_requested: Callable[[], bool]) -> None:
         self._seen = _Seen()
         stop = threading.Event()
         weakref.finalize(self, stop.set)
         threading.Thread(
-            target=_poll, args=(told, self._seen, stop), name="replicax-termination", daemon=True
+            target=_poll,
+            args=(is_requested, self._seen, stop),
+            name="replicax-termination",
+            daemon=True,
         ).start()
 
     def told_at(self) -> float | None:
-        """Return when it said True, by `time.monotonic`; raise what it has raised instead."""
+        """Return the `time.monotonic()` at which it returned True; raise its error if it failed."""
         if self._seen.error is not None:
             raise self._seen.error
         return self._seen.at
@@ -36,17 +39,17 @@ class Watcher:
 
 @final
 class _Seen:
-    """What the thread has seen; apart from the watcher, which the thread must not keep alive."""
+    """The state of the thread; apart from the watcher, which the thread must not keep alive."""
 
     def __init__(self) -> None:
         self.at: float | None = None
         self.error: Exception | None = None
 
 
-def _poll(told: Callable[[], bool], seen: _Seen, stop: threading.Event) -> None:
+def _poll(is_requested: Callable[[], bool], seen: _Seen, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
-            if told():
+            if is_requested():
                 seen.at = time.monotonic()
                 return
         except Exception as error:

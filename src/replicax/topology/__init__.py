@@ -1,4 +1,4 @@
-"""Which devices there are, and which of them form which replica."""
+"""The devices, and which of them form which replica."""
 
 from replicax.topology._devices import (
     best_devices,
@@ -6,11 +6,11 @@ from replicax.topology._devices import (
     resolve_devices,
     set_logical_cpu_devices,
 )
-from replicax.topology._topology import REPLICA_AXIS, Home, Topology
+from replicax.topology._topology import REPLICA_AXIS, DeviceOrSharding, Topology
 
 __all__ = [
     "REPLICA_AXIS",
-    "Home",
+    "DeviceOrSharding",
     "Topology",
     "best_devices",
     "resolve_device",

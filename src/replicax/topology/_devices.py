@@ -47,7 +47,7 @@ class _Name:
 
 
 def resolve_device(device: DeviceLike) -> jax.Device:
-    """The device that a name in any of the usual forms means.
+    """Return the device with a name, in any of the usual forms.
 
     >>> import replicax as rx
     >>> from replicax.topology import resolve_device
@@ -58,7 +58,7 @@ def resolve_device(device: DeviceLike) -> jax.Device:
 
 
 def resolve_devices(devices: Iterable[DeviceLike]) -> tuple[jax.Device, ...]:
-    """`resolve_device` for several, splitting the host CPU as far as their names ask."""
+    """Resolve several devices, splitting the host CPU as far as their names require."""
     if isinstance(devices, (str, jax.Device)):
         devices = [devices]
     set_curing_flags()
@@ -78,15 +78,15 @@ def _name_or_device(device: DeviceLike) -> _Name | jax.Device:
 
 
 def best_devices() -> tuple[jax.Device, ...]:
-    """Every local device of the best kind there is: accelerators, else CPUs."""
+    """Return all local devices of the best kind: accelerators if there are any, else CPUs."""
     set_curing_flags()
     return tuple(jax.local_devices())
 
 
 def set_logical_cpu_devices(count: int) -> None:
-    """Splits the host CPU into `count` devices; call it before JAX is first used.
+    """Split the host CPU into `count` devices; call it before JAX is first used.
 
-    Asking again for the number there already is does nothing.
+    Asking again for the number that there is already does nothing.
     """
     if count < 1:
         raise DeviceError(f"The host CPU cannot be split into {count!r} devices; give 1 or more.")
@@ -103,10 +103,10 @@ def set_logical_cpu_devices(count: int) -> None:
 
 
 def _split_host_cpu_unless_told_how(count: int) -> None:
-    told = jax.config.values["jax_num_cpu_devices"] > 0 or _FORCED_COUNT in os.environ.get(
+    already_set = jax.config.values["jax_num_cpu_devices"] > 0 or _FORCED_COUNT in os.environ.get(
         "XLA_FLAGS", ""
     )
-    if told or count == 1:
+    if already_set or count == 1:
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)

@@ -1,4 +1,4 @@
-"""Which devices form which replica, as a value."""
+"""The assignment of devices to replicas, as a value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from replicax.errors import DeviceError, InvalidArgument, InvalidType
 from replicax.topology._devices import resolve_devices
 
 REPLICA_AXIS = "replica"
-Home = jax.Device | NamedSharding  # where one replica's arrays are
+# One replica's arrays are on its device or, if it has several, over a mesh of these.
+DeviceOrSharding = jax.Device | NamedSharding
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class Topology:
 
     @classmethod
     def of(cls, devices: Iterable[DeviceLike], *, logical_devices_per_replica: int = 1) -> Topology:
-        """Consecutive groups of `logical_devices_per_replica` devices, one group a replica."""
+        """Group consecutive devices, `logical_devices_per_replica` of them per replica."""
         flat = resolve_devices(devices)
         size = logical_devices_per_replica
         if _whole_numbers([size]) is None:
             raise InvalidType(
-                f"`logical_devices_per_replica` has to be a positive whole number; got {size!r}."
+                f"`logical_devices_per_replica` must be a positive whole number; got {size!r}."
             )
         if len(flat) % size:
             raise DeviceError(
@@ -89,7 +90,7 @@ class Topology:
 
     @cached_property
     def on_cpus(self) -> bool:
-        """Tell whether its devices are CPUs, whose XLA has limits of its own."""
+        """True if its devices are CPUs, whose XLA has limits of its own."""
         return self.devices[0][0].platform == "cpu"
 
     @cached_property
@@ -106,23 +107,23 @@ class Topology:
         return tuple(self.devices[i][0] for i in self.local_replicas)
 
     @cached_property
-    def local_homes(self) -> tuple[Home, ...]:
-        """Where each local replica's arrays are: its device, or a copy on each of its devices."""
+    def local_shardings(self) -> tuple[DeviceOrSharding, ...]:
+        """The sharding of each local replica: its device, or copies on all of its devices."""
         if self.logical_devices_per_replica == 1:
             return self.local_devices
-        return self.divided_homes(PartitionSpec())
+        return self.local_shardings_by(PartitionSpec())
 
-    def home_of(self, device: jax.Device) -> Home:
-        """Return a replica's home, for its first device; any other device is one by itself."""
-        homes = dict(zip(self.local_devices, self.local_homes, strict=True))
-        return homes.get(device, device)
+    def local_sharding_of(self, device: jax.Device) -> DeviceOrSharding:
+        """Return the sharding of the replica with that first device, or any other device itself."""
+        shardings = dict(zip(self.local_devices, self.local_shardings, strict=True))
+        return shardings.get(device, device)
 
-    def divided_homes(self, spec: PartitionSpec) -> tuple[NamedSharding, ...]:
-        """Where the arrays of replicas with several devices are, if divided in a certain way."""
+    def local_shardings_by(self, spec: PartitionSpec) -> tuple[NamedSharding, ...]:
+        """Return the shardings of replicas with several devices, for arrays divided by `spec`."""
         return tuple(NamedSharding(mesh, spec) for mesh in self._local_meshes)
 
-    def is_home(self, sharding: NamedSharding) -> bool:
-        """Whether it is over the logical devices of one local replica."""
+    def is_local_sharding(self, sharding: NamedSharding) -> bool:
+        """Tell whether a sharding is over the logical devices of one local replica."""
         return sharding.mesh in self._local_meshes and self.logical_devices_per_replica > 1
 
     @cached_property
@@ -134,14 +135,14 @@ class Topology:
 
     @cached_property
     def spans_processes(self) -> bool:
-        """Whether some of the replicas belong to other processes."""
+        """True if some of the replicas belong to other processes."""
         return len(self.local_replicas) < self.num_replicas
 
     @cached_property
     def mesh(self) -> Mesh:
         """All devices as a mesh: a replica axis, and a logical axis for each prime factor.
 
-        Prime axes, so that any way to partition a tensor over the logical devices can be
+        Axes are prime, so that any way to partition a tensor over the logical devices can be
         expressed by grouping axes.
         """
         factors = _prime_factors(self.logical_devices_per_replica)
@@ -151,23 +152,23 @@ class Topology:
 
     @cached_property
     def replicated(self) -> NamedSharding:
-        """The same value on every device."""
+        """The sharding with the same value on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @cached_property
     def split(self) -> NamedSharding:
-        """The first dimension divided over the replicas."""
+        """The sharding with the first dimension divided over the replicas."""
         return NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
 
     def partition(self, dimensions: Sequence[int], shape: Sequence[int]) -> PartitionSpec:
-        """How an array of `shape` is divided over the logical devices of each replica.
+        """Return how an array of `shape` is divided over the logical devices of each replica.
 
         Its dimension i is divided into `dimensions[i]` parts; there is one part for each device.
         """
         parts = self.checked_partition(dimensions)
         if len(parts) != len(shape):
             raise InvalidArgument(
-                f"`partition_dimensions` has to have one number for each dimension; got "
+                f"`partition_dimensions` must have one number for each dimension; got "
                 f"{list(parts)} for a tensor of shape {tuple(shape)}."
             )
         for size, part in zip(shape, parts, strict=True):
@@ -188,8 +189,8 @@ class Topology:
             axes.append(tuple(taken) or None)
         return PartitionSpec(*axes)
 
-    def checked_partition(self, dimensions: Any) -> tuple[int, ...]:
-        """`partition_dimensions`, if there is one part for each logical device of a replica."""
+    def checked_partition(self, dimensions: object) -> tuple[int, ...]:
+        """Return `partition_dimensions`, if there is one part per logical device of a replica."""
         parts, count = _whole_numbers(dimensions), self.logical_devices_per_replica
         if parts is None:
             raise InvalidType(
@@ -198,20 +199,21 @@ class Topology:
             )
         if math.prod(parts) != count:
             raise InvalidArgument(
-                f"The product of `partition_dimensions` has to be the number of logical devices of "
+                f"The product of `partition_dimensions` must be the number of logical devices of "
                 f"a replica, which is {count}; got {list(parts)}."
             )
         return parts
 
-    def replicate(self, value: Any) -> jax.Array:
-        """`value` on every device of the topology; the same one in every process."""
+    def replicate(self, value: object) -> jax.Array:
+        """Put `value`, which is the same in every process, on every device of the topology."""
         if not self.spans_processes or isinstance(value, Tracer):
             return jax.device_put(value, self.replicated)
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
             if value.sharding.is_equivalent_to(self.replicated, value.ndim):
                 return value
             if not value.is_fully_replicated:
-                return jax.jit(_itself, out_shardings=self.replicated)(value)
+                with jax.disable_jit(False):  # it is not the user's computation
+                    return jax.jit(_itself, out_shardings=self.replicated)(value)
             value = value.addressable_data(0)
         # Each process brings its own copies. `device_put` would compare the values of all
         # processes first, in a collective of its own.
@@ -219,8 +221,8 @@ class Topology:
         copies = jax.device_put([value] * len(devices), devices)
         return jax.make_array_from_single_device_arrays(copies[0].shape, self.replicated, copies)
 
-    def lay_out(self, value: Any, spec: PartitionSpec) -> jax.Array:
-        """`value` on all devices, divided over the logical devices of each replica."""
+    def lay_out(self, value: object, spec: PartitionSpec) -> jax.Array:
+        """Put `value` on all devices, divided over the logical devices of each replica."""
         sharding = NamedSharding(self.mesh, spec)
         if isinstance(value, Tracer):
             return jax.lax.with_sharding_constraint(value, sharding)
@@ -229,7 +231,8 @@ class Topology:
         if not self.spans_processes:
             return jax.device_put(value, sharding)
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
-            return jax.jit(_itself, out_shardings=sharding)(value)
+            with jax.disable_jit(False):
+                return jax.jit(_itself, out_shardings=sharding)(value)
         own = np.asarray(value)
         return jax.make_array_from_callback(own.shape, sharding, lambda index: own[index])
 
@@ -243,7 +246,7 @@ def _itself(array: jax.Array) -> jax.Array:
 
 
 def _whole_numbers(numbers: Any) -> tuple[int, ...] | None:
-    """Positive whole numbers; None if they are something else."""
+    """Return positive whole numbers; None if they are something else."""
     try:
         found = tuple(operator.index(number) for number in numbers)
     except TypeError:

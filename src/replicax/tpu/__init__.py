@@ -1,4 +1,4 @@
-"""`rx.tpu`: where the cores of TPUs lie, and which of them form which replica."""
+"""`rx.tpu`: the places of the cores of TPUs, and the replicas that they form."""
 
 from replicax.tpu import experimental
 

@@ -1,4 +1,4 @@
-"""Which cores of TPUs form which replica, as a value."""
+"""The assignment of cores of TPUs to replicas, as a value."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from replicax.tpu._topology import Topology
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """In which order `DeviceAssignment.build` takes chips."""
+    """The order in which `DeviceAssignment.build` takes chips."""
 
     AUTO = 0
-    """As a ring where that is possible, else as a mesh."""
+    """A ring where that is possible, else a mesh."""
     RING = 1
     """Each next to the one before it, and the last next to the first."""
     MESH = 2
@@ -29,7 +29,7 @@ class DeviceOrderMode(enum.IntEnum):
 
 @final
 class DeviceAssignment:
-    """Which cores form which replica; make it with `build`.
+    """The assignment of cores to replicas; make it with `build`.
 
     Args:
       topology: Where the cores lie.
@@ -71,12 +71,12 @@ class DeviceAssignment:
     def build(
         cls,
         topology: Topology,
-        computation_shape: Any = None,
-        computation_stride: Any = None,
+        computation_shape: object = None,
+        computation_stride: object = None,
         num_replicas: int = 1,
         device_order_mode: DeviceOrderMode = DeviceOrderMode.AUTO,
     ) -> DeviceAssignment:
-        """Replicas that are blocks of cores, close to each other.
+        """Make replicas that are blocks of cores, close to each other.
 
         Args:
           topology: Where the cores lie.
@@ -84,7 +84,7 @@ class DeviceAssignment:
             core.
           computation_stride: How far the cores of a replica are from each other along each axis;
             by default next to each other.
-          num_replicas: How many.
+          num_replicas: The number of replicas.
           device_order_mode: The order in which chips are taken. Rings need blocks of whole chips
             that fill the mesh.
         """
@@ -107,7 +107,7 @@ class DeviceAssignment:
 
     @property
     def topology(self) -> Topology:
-        """Where the cores lie."""
+        """The topology, which says where the cores lie."""
         return self._topology
 
     @property
@@ -134,7 +134,7 @@ class DeviceAssignment:
         )
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
-        """Where a logical device of a replica lies."""
+        """Return where a logical device of a replica lies."""
         counts = self.num_replicas, self.num_cores_per_replica
         if not (0 <= replica < counts[0] and 0 <= logical_core < counts[1]):
             raise InvalidArgument(
@@ -144,7 +144,7 @@ class DeviceAssignment:
         return tuple(self._core_assignment[replica, logical_core].tolist())
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """The replicas that have this logical device in a task."""
+        """Return the replicas that have this logical device in a task."""
         if (task_id, logical_core) not in self._replicas_at:
             raise InvalidArgument(
                 f"No replica has its logical core {logical_core} in task {task_id}. There are "
@@ -154,17 +154,17 @@ class DeviceAssignment:
         return list(self._replicas_at[task_id, logical_core])
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """The number of a logical device among the devices of its task."""
+        """Return the number of a logical device among the devices of its task."""
         place = self.coordinates(replica, logical_core)
         return self._topology.tpu_device_ordinal_at_coordinates(place)
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """The name of the CPU whose process has a logical device."""
+        """Return the name of the CPU whose process has a logical device."""
         place = self.coordinates(replica, logical_core)
         return self._topology.cpu_device_name_at_coordinates(place, job)
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """The name that the reference has for a logical device."""
+        """Return the reference's name for a logical device."""
         place = self.coordinates(replica, logical_core)
         return self._topology.tpu_device_name_at_coordinates(place, job)
 
@@ -195,7 +195,7 @@ class _Blocks:
 
     @classmethod
     def of(cls, topology: Topology, shape: np.ndarray, stride: np.ndarray, count: int) -> _Blocks:
-        """Those, if the mesh has room for them."""
+        """Make blocks; refuse them if the mesh has no room for them."""
         blocks = cls(topology, shape, stride, count)
         if math.prod(blocks._limits) < count:
             raise InvalidArgument(
@@ -212,8 +212,8 @@ class _Blocks:
         full = self._count == math.prod(self._limits)
         return bool(whole_chips and full and (self._stride == 1).all())
 
-    def as_rings(self) -> list[Any]:
-        """A ring of replicas, each of which is a ring of chips."""
+    def as_rings(self) -> list[object]:
+        """Return a ring of replicas, each of which is a ring of chips."""
         x, y, z, cores = self._shape.tolist()
         chips, corners = ring((x, y, z)), ring(self._grid()[:3])
         return [
@@ -225,8 +225,8 @@ class _Blocks:
             for corner in corners
         ]
 
-    def as_mesh(self) -> list[Any]:
-        """Replicas one after another, core by core first, and then along x, y and z."""
+    def as_mesh(self) -> list[object]:
+        """Return replicas one after another, first core by core, then along x, y and z."""
         x, y, z, cores = self._grid()
         positions = [(i, j, k, core) for k, j, i, core in np.ndindex(z, y, x, cores)]
         within = np.array(list(np.ndindex(*self._shape.tolist()))) * self._stride
@@ -235,8 +235,8 @@ class _Blocks:
             for position in np.array(positions)[: self._count]
         ]
 
-    def in_order_of_tasks(self) -> list[Any]:
-        """Where devices are missing, blocks would have holes: those that are there, in order."""
+    def in_order_of_tasks(self) -> list[object]:
+        """Return replicas made of the existing devices in order, where blocks would have holes."""
         size = math.prod(self._shape.tolist())
         present = self._topology.device_coordinates.reshape(-1, self._topology.mesh_rank)
         if (self._stride != 1).any() or size * self._count > len(present):
@@ -248,7 +248,7 @@ class _Blocks:
         return list(present[: size * self._count].reshape(self._count, size, -1))
 
     def _grid(self) -> tuple[int, int, int, int]:
-        """How many replicas lie along each axis: as near to a cube as can be.
+        """Return how many replicas lie along each axis: as near to a cube as can be.
 
         The axis with the least room is the first to be filled, so that the others have room for
         the rest; of equal ones the cores of a chip, then x, y and z, as chips of one machine are
@@ -272,9 +272,9 @@ class _Blocks:
 
 
 def ring(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """The chips of a block, such that each is next to the one before, and the last to the first.
+    """Return the chips of a block, each next to the one before it, and the last to the first.
 
-    Without such a way, because there is one row only or a size is odd: row by row.
+    If there is no such way, because there is one row only or a size is odd, they go row by row.
 
     >>> from replicax.tpu._device_assignment import ring
     >>> ring((2, 2, 1))
@@ -285,7 +285,7 @@ def ring(sizes: Sequence[int]) -> list[tuple[int, ...]]:
         return [(i, j, k) for k, j, i in np.ndindex(*reversed(sizes))]
     axes = [*wide, *(axis for axis, size in enumerate(sizes) if size == 1)]
     width, height, depth = (sizes[axis] for axis in axes)
-    # In each layer: to and fro in all columns but the first, and back in that.
+    # In each layer the way goes to and fro in all columns but the first, and back in that.
     layer = [
         (column, row)
         for row in range(height)
@@ -298,42 +298,42 @@ def ring(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(chip[axes.index(axis)] for axis in range(3)) for chip in way]
 
 
-def _checked(topology: Any) -> Topology:
+def _checked(topology: object) -> Topology:
     if not isinstance(topology, Topology):
         raise InvalidType(
-            "`topology` has to be an `rx.tpu.experimental.Topology`; got "
+            "`topology` must be an `rx.tpu.experimental.Topology`; got "
             f"{topology!r}. `rx.tpu.experimental.initialize_tpu_system(resolver)` returns one."
         )
     return topology
 
 
-def _checked_block(name: str, block: Any, topology: Topology) -> np.ndarray:
+def _checked_block(name: str, block: object, topology: Topology) -> np.ndarray:
     advice = "Give four positive numbers (x, y, z, core), such as [1, 1, 1, 2]."
     if block is None:
         block = [1] * topology.mesh_rank
     sizes = integers(name, block, (topology.mesh_rank,), advice)
     if (sizes < 1).any():
-        raise InvalidArgument(f"`{name}` has to be positive; got {sizes.tolist()}. {advice}")
+        raise InvalidArgument(f"`{name}` must be positive; got {sizes.tolist()}. {advice}")
     return sizes
 
 
-def _checked_count(num_replicas: Any) -> int:
+def _checked_count(num_replicas: object) -> int:
     if not isinstance(num_replicas, (int, np.integer)) or isinstance(num_replicas, bool):
         raise InvalidType(
-            f"`num_replicas` has to be a whole number; got {num_replicas!r}. Give 1 or more."
+            f"`num_replicas` must be a whole number; got {num_replicas!r}. Give 1 or more."
         )
     if num_replicas < 1:
         raise InvalidArgument(
-            f"`num_replicas` has to be positive; got {num_replicas}. Give 1 or more."
+            f"`num_replicas` must be positive; got {num_replicas}. Give 1 or more."
         )
     return int(num_replicas)
 
 
-def _checked_order(device_order_mode: Any) -> DeviceOrderMode:
+def _checked_order(device_order_mode: object) -> DeviceOrderMode:
     try:
         return DeviceOrderMode(device_order_mode)
     except ValueError:
         raise InvalidArgument(
-            f"`device_order_mode` has to be a DeviceOrderMode; got {device_order_mode!r}. Give "
+            f"`device_order_mode` must be a DeviceOrderMode; got {device_order_mode!r}. Give "
             "`DeviceOrderMode.AUTO`, `RING` or `MESH`."
         ) from None

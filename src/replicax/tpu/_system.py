@@ -1,18 +1,16 @@
-"""What the reference does before it uses TPUs, and after."""
+"""The calls by which programs for the reference initialize and shut down TPUs."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from replicax.cluster.resolvers._tpu import TPUClusterResolver
 from replicax.errors import InvalidType
-from replicax.tpu._resolver import TPUClusterResolver
 from replicax.tpu._topology import Topology
 
 
 def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> Topology:
-    """Where the devices of a resolver lie.
+    """Return where the devices of a resolver lie.
 
-    JAX initializes TPUs by itself when it starts, so nothing else is done. To call it again is
+    JAX initializes TPUs by itself when it starts, so nothing else is done. Calling it again is
     fine: nothing is cleared, and variables keep their values.
 
     Args:
@@ -27,7 +25,7 @@ def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) ->
 
 
 def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> None:
-    """Does nothing: JAX gives TPUs back when the process ends.
+    """Do nothing: JAX gives TPUs back when the process ends.
 
     Args:
       cluster_resolver: Knows the devices.
@@ -35,10 +33,10 @@ def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> N
     checked_resolver("cluster_resolver", cluster_resolver)
 
 
-def checked_resolver(name: str, resolver: Any) -> TPUClusterResolver:
-    """The resolver, if it is one of TPUs; the one of this process's TPUs for None.
+def checked_resolver(name: str, resolver: object) -> TPUClusterResolver:
+    """Return the resolver, if it is for TPUs; for None, that of this process's TPUs.
 
-    Of devices, or of their names, one that has these.
+    For a list of devices, or of their names, it is a resolver that has these.
     """
     if resolver is None:
         return TPUClusterResolver()
@@ -46,7 +44,7 @@ def checked_resolver(name: str, resolver: Any) -> TPUClusterResolver:
         return TPUClusterResolver(resolver)
     if not isinstance(resolver, TPUClusterResolver):
         raise InvalidType(
-            f"`{name}` has to be an `rx.cluster_resolver.TPUClusterResolver`; got {resolver!r}. "
+            f"`{name}` must be an `rx.cluster_resolver.TPUClusterResolver`; got {resolver!r}. "
             "Several machines work together by `rx.MultiWorkerMirroredStrategy`."
         )
     return resolver

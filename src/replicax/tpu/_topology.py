@@ -1,4 +1,4 @@
-"""Where the cores of TPUs lie, as a value."""
+"""The places of the cores of TPUs, as a value."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Topology:
         counts = None if self._devices is None else [len(task) for task in self._devices]
         if counts is not None and counts != [self.num_tpus_per_task] * self.num_tasks:
             raise InvalidArgument(
-                f"There has to be a device for each of the coordinates, of which {self.num_tasks} "
+                f"There must be a device for each of the coordinates, of which {self.num_tasks} "
                 f"task(s) have {self.num_tpus_per_task} each; got {counts} device(s). Give as many "
                 "devices as coordinates."
             )
@@ -79,15 +79,15 @@ class Topology:
         self._places[place] = task, ordinal
 
     @classmethod
-    def of(cls, devices: Iterable[DeviceLike], *, mesh_shape: Any = None) -> Topology:
-        """Where devices lie.
+    def of(cls, devices: Iterable[DeviceLike], *, mesh_shape: object = None) -> Topology:
+        """Return where devices lie.
 
-        TPUs say it themselves. All others, virtual CPU devices say, are laid out one after another:
-        first the cores of a chip, then chips along x, y and z.
+        TPUs say it themselves. All others, such as virtual CPU devices, are laid out one after
+        another: first the cores of a chip, then chips along x, y and z.
 
         Args:
           devices: Devices, or names of them.
-          mesh_shape: The grid for devices that are no TPUs. By default chips have two cores if the
+          mesh_shape: The grid for devices that are not TPUs. By default chips have two cores if the
             number of devices is even, and lie in a block that is as near to a cube as can be, with
             x <= y <= z: eight devices are a grid of [1, 2, 2, 2].
 
@@ -130,7 +130,7 @@ class Topology:
 
     @property
     def device_coordinates(self) -> np.ndarray:
-        """Where each device lies: an array of the shape tasks x devices x 4."""
+        """The coordinates of each device: an array of the shape tasks x devices x 4."""
         return self._coordinates
 
     @property
@@ -145,34 +145,34 @@ class Topology:
 
     @property
     def missing_devices(self) -> np.ndarray:
-        """The coordinates at which there is no device, one a row."""
+        """The coordinates at which there is no device, one per row."""
         every = np.ndindex(*self._mesh_shape.tolist())
         missing = [place for place in every if place not in self._places]
         return np.array(missing, np.int32).reshape(-1, self.mesh_rank)
 
     def task_ordinal_at_coordinates(self, device_coordinates: Coordinates) -> int:
-        """The number of the task that has the device there."""
+        """Return the number of the task that has the device there."""
         return self._place(device_coordinates)[0]
 
     def tpu_device_ordinal_at_coordinates(self, device_coordinates: Coordinates) -> int:
-        """The number of the device there among those of its task."""
+        """Return the number of the device there among those of its task."""
         return self._place(device_coordinates)[1]
 
     def cpu_device_name_at_coordinates(
         self, device_coordinates: Coordinates, job: str | None = None
     ) -> str:
-        """The name of the CPU whose process has the device there."""
+        """Return the name of the CPU whose process has the device there."""
         return f"{self._task_name(device_coordinates, job)}/device:CPU:0"
 
     def tpu_device_name_at_coordinates(
         self, device_coordinates: Coordinates, job: str | None = None
     ) -> str:
-        """The name that the reference has for the device there."""
+        """Return the name that the reference has for the device there."""
         ordinal = self.tpu_device_ordinal_at_coordinates(device_coordinates)
         return f"{self._task_name(device_coordinates, job)}/device:TPU:{ordinal}"
 
     def device_at_coordinates(self, device_coordinates: Coordinates) -> jax.Device:
-        """The device there."""
+        """Return the device at these coordinates."""
         task, ordinal = self._place(device_coordinates)
         if self._devices is None:
             raise DeviceError(
@@ -218,16 +218,16 @@ class Topology:
         )
 
 
-def _positive_sizes(mesh_shape: Any) -> np.ndarray:
+def _positive_sizes(mesh_shape: object) -> np.ndarray:
     advice = f"Give the sizes {_AXES} of the grid, such as [2, 2, 1, 2]."
     sizes = integers("mesh_shape", mesh_shape, (4,), advice)
     if (sizes < 1).any():
-        raise InvalidArgument(f"`mesh_shape` has to be positive; got {sizes.tolist()}. {advice}")
+        raise InvalidArgument(f"`mesh_shape` must be positive; got {sizes.tolist()}. {advice}")
     return sizes
 
 
 def _physical_places(devices: Sequence[jax.Device]) -> list[list[int]]:
-    """Where TPUs lie, counted from the corner of the block that they are in."""
+    """Return where TPUs lie, counted from the corner of the block that they are in."""
     strangers = [device for device in devices if device.platform != "tpu"]
     slices = {getattr(device, "slice_index", 0) for device in devices}
     if strangers or len(slices) > 1:
@@ -240,8 +240,8 @@ def _physical_places(devices: Sequence[jax.Device]) -> list[list[int]]:
     return (places - places.min(axis=0)).tolist()
 
 
-def _made_up_places(devices: Sequence[jax.Device], mesh_shape: Any) -> list[list[int]]:
-    """Where devices would lie that have no place: core by core, then along x, y and z."""
+def _made_up_places(devices: Sequence[jax.Device], mesh_shape: object) -> list[list[int]]:
+    """Return made-up places for devices without one: core by core, then along x, y and z."""
     count = len(devices)
     shape = _default_shape(count) if mesh_shape is None else _positive_sizes(mesh_shape).tolist()
     if math.prod(shape) != count:
@@ -254,7 +254,7 @@ def _made_up_places(devices: Sequence[jax.Device], mesh_shape: Any) -> list[list
 
 
 def _default_shape(count: int) -> list[int]:
-    """Both computations of the reference page fit into it: [1, 1, 1, 2] and [1, 2, 2, 2] of 8."""
+    """Return a grid; that of 8 fits the reference page's [1, 1, 1, 2] and [1, 2, 2, 2]."""
     cores = 1 if count % 2 else 2
     chips = count // cores
     blocks = [

@@ -1,5 +1,6 @@
 """`rx.tpu.experimental`: names that the reference keeps there."""
 
+from replicax._public import publish as _publish
 from replicax.tpu._device_assignment import DeviceAssignment, DeviceOrderMode
 from replicax.tpu._system import initialize_tpu_system, shutdown_tpu_system
 from replicax.tpu._topology import Topology
@@ -11,3 +12,5 @@ __all__ = [
     "initialize_tpu_system",
     "shutdown_tpu_system",
 ]
+
+_publish(globals())

@@ -1,12 +1,18 @@
-"""Values with one component per replica, and how the results of replicas become one value."""
+"""Values with one component per replica, and the merging of replicas' results into one value."""
 
+from replicax.values._components import (
+    Component,
+    regrouped_leaf,
+    require_own_values,
+    rows_of,
+    select,
+)
+from replicax.values._device_put import as_plain, is_numeric, is_split, place
 from replicax.values._distributed import DistributedValues, Shape
 from replicax.values._first import first
 from replicax.values._mirrored import Mirrored
 from replicax.values._padding import largest_of
-from replicax.values._per_replica import PerReplica, describe_shapes, settle_shapes
-from replicax.values._placing import as_plain, is_numeric, is_split, place
-from replicax.values._regroup import Component, regroup, require_home, select
+from replicax.values._per_replica import PerReplica, describe_each, describe_shapes
 
 __all__ = [
     "Component",
@@ -15,14 +21,15 @@ __all__ = [
     "PerReplica",
     "Shape",
     "as_plain",
+    "describe_each",
     "describe_shapes",
     "first",
     "is_numeric",
     "is_split",
     "largest_of",
     "place",
-    "regroup",
-    "require_home",
+    "regrouped_leaf",
+    "require_own_values",
+    "rows_of",
     "select",
-    "settle_shapes",
 ]

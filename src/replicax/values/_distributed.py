@@ -1,4 +1,4 @@
-"""Distributed values: what `PerReplica` and `Mirrored` have in common.
+"""Distributed values: the common base of `PerReplica` and `Mirrored`.
 
 Both are views of one global `jax.Array` over the mesh of a topology, or of a tuple of components,
 or of both: whichever a caller asks for is made from the other on demand and kept. Compiled
@@ -19,21 +19,22 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from replicax import _context
+from replicax._typing import Leaf
 from replicax.errors import InvalidArgument, InvalidType, NotPicklable
 from replicax.topology import Topology
-from replicax.values._placing import without_replicas
+from replicax.values._device_put import without_replicas
 
 Shape = tuple[int, ...]
 
 
 class _NoAttribute(InvalidType, AttributeError):
-    """Says that a value is no array, also to `hasattr` and to `getattr` with a default."""
+    """The error for a value that is no array, also for `hasattr` and `getattr` with a default."""
 
 
 class DistributedValues(ABC):
     """A value with one component for each replica of a strategy.
 
-    A leaf in every nest: `jax.tree.map` sees the whole value, not its components.
+    It is a leaf in every nest: `jax.tree.map` sees the whole value, not its components.
     """
 
     __slots__ = ("__weakref__", "_array", "_components", "_inside", "_topology")
@@ -45,7 +46,9 @@ class DistributedValues(ABC):
 
     def __init__(self, values: Sequence[Any], topology: Topology | None = None) -> None:
         if not values:
-            raise InvalidArgument(f"{type(self).__name__} needs one component a replica; got none.")
+            raise InvalidArgument(
+                f"{type(self).__name__} needs one component per replica; got none."
+            )
         if topology is not None and len(values) != len(topology.local_replicas):
             raise InvalidArgument(
                 f"{type(self).__name__} got {len(values)} component(s) for "
@@ -74,25 +77,25 @@ class DistributedValues(ABC):
         return self._components
 
     @property
-    def primary(self) -> Any:
+    def primary(self) -> Leaf:
         """The component of the first local replica."""
         return self.values[0]
 
-    def component(self, index: int) -> Any:
-        """What local replica `index` has; inside a program, what the replica itself has."""
+    def component(self, index: int) -> Leaf:
+        """Return the component of local replica `index`; inside a program, the replica's own."""
         return self._array if self._inside else self.values[index]
 
-    def replaced(self, index: int, component: Any) -> Self:
-        """The same value with another component for local replica `index`."""
+    def replaced(self, index: int, component: Leaf) -> Self:
+        """Return the value with another component, of the same shape, for local replica `index`."""
         if self._inside:
             return self._of_array(component, self._topology, True)
         values = self.values
         return type(self)((*values[:index], component, *values[index + 1 :]), self._topology)
 
-    def own_component(self) -> Any | None:
-        """Return what the replica that is running has of it; None outside of its replicas.
+    def own_component(self) -> Leaf | None:
+        """Return the component of the running replica; None outside its replicas.
 
-        For values that a function closes over: what it is given has been taken apart already.
+        This is for values that a function closes over: its arguments are taken apart already.
         """
         if not self._is_captured():
             return None
@@ -112,9 +115,9 @@ class DistributedValues(ABC):
 
     @abstractmethod
     def array(self, topology: Topology) -> jax.Array:
-        """The global array over the mesh of `topology`."""
+        """Return the global array over the mesh of `topology`."""
 
-    # As an array, where it is one.
+    # The value as an array, where it is one.
 
     @property
     def shape(self) -> Shape:
@@ -138,13 +141,13 @@ class DistributedValues(ABC):
 
     @abstractmethod
     def known(self) -> jax.Array | jax.ShapeDtypeStruct:
-        """Return what is known of that array without computing anything."""
+        """Return the array, or its shape and dtype, without computing anything."""
 
     def _attribute(self, name: str) -> Any:
         return self._attribute_of(self.known, name)
 
     @staticmethod
-    def _attribute_of(array: Callable[[], Any], name: str) -> Any:
+    def _attribute_of(array: Callable[[], object], name: str) -> object:
         try:
             return getattr(array(), name)
         except InvalidType as error:
@@ -158,7 +161,7 @@ class DistributedValues(ABC):
         return self
 
     def _take_apart(self) -> tuple[jax.Array, ...]:
-        """Components out of the global array: what each replica's device holds of it."""
+        """Return the components of the global array: the part on each replica's device."""
         assert self._array is not None
         assert self._topology is not None
         topology, array = self._topology, self._array
@@ -169,21 +172,21 @@ class DistributedValues(ABC):
         held = {shard.device: shard.data for shard in array.addressable_shards}
         return tuple(
             jax.make_array_from_single_device_arrays(
-                shape, home, [held[device] for device in topology.devices[replica]]
+                shape, sharding, [held[device] for device in topology.devices[replica]]
             )
-            for replica, home in zip(
-                topology.local_replicas, topology.divided_homes(spec), strict=True
+            for replica, sharding in zip(
+                topology.local_replicas, topology.local_shardings_by(spec), strict=True
             )
         )
 
     @staticmethod
     def _parts(array: jax.Array, topology: Topology) -> tuple[jax.Array, Shape, PartitionSpec]:
-        """A global array, and the shape and layout of what the devices of a replica have of it."""
+        """Return a global array, and the shape and layout of the part on a replica's devices."""
         spec = getattr(array.sharding, "spec", ())
         return array, array.shape, PartitionSpec(*map(without_replicas, spec))
 
     def block_until_ready(self) -> Self:
-        """Waits until all components are there; what `jax.block_until_ready` calls."""
+        """Wait until all components are computed; `jax.block_until_ready` calls this."""
         jax.block_until_ready(list(self.values))
         return self
 
@@ -199,8 +202,8 @@ class DistributedValues(ABC):
         )
 
 
-def known_of(component: Any) -> jax.Array | jax.ShapeDtypeStruct:
-    """Return what is known of a component as an array."""
+def known_of(component: jax.Array) -> jax.Array | jax.ShapeDtypeStruct:
+    """Return a component as an array, or its shape and dtype."""
     if isinstance(component, (jax.Array, jax.ShapeDtypeStruct)):
         return component
     return jax.ShapeDtypeStruct(np.shape(component), jnp.result_type(component))

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import overload
 
 import jax
 
 from replicax import _nest
 from replicax._jax_compat import uncommitted, without_mesh
-from replicax._typing import Nest
+from replicax._typing import Nest, Values
+from replicax.values._device_put import as_plain
 from replicax.values._distributed import DistributedValues
-from replicax.values._placing import as_plain
 
 
+@overload
+def first(nest: DistributedValues) -> jax.Array: ...
+@overload
+def first(nest: Values) -> Values: ...
 @without_mesh
 def first(nest: Nest) -> Nest:
     """Return a nest with the first replica's component of every distributed value.
 
-    For values that are equal on all replicas, such as parameters that every replica has changed by
-    the same gradients. Where there are several workers, the first replica of this one. Other leaves
-    stay as they are.
+    This is for values that are equal on all replicas, such as parameters that every replica has
+    changed by the same gradients. With several workers it is this worker's first replica. Other
+    leaves stay as they are.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -27,10 +31,10 @@ def first(nest: Nest) -> Nest:
     >>> rx.first(params)
     {'w': Array(2., dtype=float32)}
     """
-    return _nest.transform(_first, nest, handed=True)
+    return _nest.transform(_first, nest, keep_opaque=True)
 
 
-def _first(leaf: Any) -> Any:
+def _first(leaf: object) -> object:
     if not isinstance(leaf, DistributedValues):
         return leaf
     component = leaf.primary

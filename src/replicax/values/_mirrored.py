@@ -13,16 +13,17 @@ from jax.sharding import NamedSharding
 
 from replicax._jax_compat import accept_as_array
 from replicax._operators import ArrayOperators
+from replicax._typing import Nest
 from replicax.topology import Topology
+from replicax.values._device_put import assembled
 from replicax.values._distributed import DistributedValues, known_of
-from replicax.values._placing import assembled
 
 
 @final
 class Mirrored(ArrayOperators, DistributedValues):
     """A value that is the same on every replica, with a copy on each of their devices.
 
-    Usable as an array: that is the copy of the first replica, or in a function given to `run` the
+    It is usable as an array: as the copy of the first replica or, in a function given to `run`, the
     copy of the replica that runs.
     """
 
@@ -30,27 +31,27 @@ class Mirrored(ArrayOperators, DistributedValues):
 
     @classmethod
     def from_array(cls, array: jax.Array, topology: Topology, *, inside: bool = False) -> Mirrored:
-        """Of an array that is replicated over the devices of `topology`."""
+        """Make a value from an array that is replicated over the devices of `topology`."""
         return cls._of_array(array, topology, inside)
 
     def with_array(self, array: jax.Array) -> Mirrored:
-        """Another value in the same place."""
+        """Return another value in the same place."""
         return self._of_array(array, self._topology, self._inside)
 
-    def map(self, function: Callable[[Any], Any]) -> Mirrored:
-        """`function` of the value, on every device."""
+    def map(self, function: Callable[[Any], Nest]) -> Mirrored:
+        """Return `function` of the value, on every device."""
         assert self._topology is not None
         array = function(self.array(self._topology))
         return Mirrored.from_array(array, self._topology, inside=self._inside)
 
     def array(self, topology: Topology) -> jax.Array:
-        """The global array, replicated over the devices of `topology`."""
+        """Return the global array, replicated over the devices of `topology`."""
         if self._array is None:
             if any(isinstance(c, Tracer) for c in self.values):
                 return self.values[0]
             layout = topology.replicated
             first = getattr(self.values[0], "sharding", None)
-            if isinstance(first, NamedSharding) and topology.is_home(first):
+            if isinstance(first, NamedSharding) and topology.is_local_sharding(first):
                 layout = NamedSharding(topology.mesh, first.spec)
             self._array = assembled(np.shape(self.values[0]), layout, self.values, topology)
         return self._array
@@ -63,7 +64,7 @@ class Mirrored(ArrayOperators, DistributedValues):
         return super()._take_apart()
 
     def numpy(self) -> np.ndarray:
-        """The value as a NumPy array."""
+        """Return the value as a NumPy array."""
         return np.asarray(self.primary)
 
     def known(self) -> jax.Array | jax.ShapeDtypeStruct:

@@ -1,4 +1,4 @@
-"""Components of different shapes as one global array, filled up with zeros."""
+"""Components of different shapes as one global array, padded with zeros."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from jax.core import Tracer
 
 from replicax.topology import Topology
+from replicax.values._device_put import assembled
 from replicax.values._distributed import Shape
-from replicax.values._placing import assembled
 
 
 def largest_of(shapes: Sequence[Shape]) -> Shape:
@@ -20,12 +20,12 @@ def largest_of(shapes: Sequence[Shape]) -> Shape:
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
-def pad(components: Sequence[Any], shapes: Sequence[Shape], topology: Topology) -> jax.Array:
+def pad(components: Sequence[object], shapes: Sequence[Shape], topology: Topology) -> jax.Array:
     """Return the local components as a global array, each as large as the largest of `shapes`."""
     largest = largest_of(shapes)
     if any(isinstance(component, Tracer) for component in components):
         return jnp.concatenate([_filled(jnp.pad, jnp.asarray(c), largest) for c in components])
-    # On the host: `jnp.pad` would compile a program for every shape.
+    # This is done on the host: `jnp.pad` would compile a program for every shape.
     rows = [_filled(np.pad, np.asarray(component), largest) for component in components]
     count, *rest = largest
     return assembled((count * topology.num_replicas, *rest), topology.split, rows, topology)
@@ -43,11 +43,11 @@ def cut_traced(padded: jax.Array, shapes: Sequence[Shape]) -> tuple[jax.Array, .
 def cut_placed(
     parts: Sequence[jax.Array], shapes: Sequence[Shape], topology: Topology
 ) -> tuple[jax.Array, ...]:
-    """Return the local components, of what each local replica has of a padded array."""
+    """Return the local components, given each local replica's part of a padded array."""
     return tuple(
-        jax.device_put(np.asarray(part)[tuple(map(slice, shapes[replica]))], home)
-        for part, replica, home in zip(
-            parts, topology.local_replicas, topology.local_homes, strict=True
+        jax.device_put(np.asarray(part)[tuple(map(slice, shapes[replica]))], sharding)
+        for part, replica, sharding in zip(
+            parts, topology.local_replicas, topology.local_shardings, strict=True
         )
     )
 

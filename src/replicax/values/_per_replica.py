@@ -10,16 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
-from replicax import _context, cluster
+from replicax import _context
 from replicax._jax_compat import accept_as_array, all_gather, uncommitted, without_mesh
 from replicax._operators import Arithmetic
+from replicax._typing import Leaf, Nest
 from replicax.errors import InvalidArgument, InvalidType, ShapeMismatch
 from replicax.topology import REPLICA_AXIS, Topology
+from replicax.values._device_put import as_plain, assembled, without_replicas
 from replicax.values._distributed import DistributedValues, Shape, known_of
 from replicax.values._mirrored import Mirrored
 from replicax.values._padding import cut_placed, cut_traced, pad
-from replicax.values._placing import as_plain, assembled, without_replicas
 
 
 @final
@@ -34,12 +36,13 @@ class PerReplica(Arithmetic, DistributedValues):
     }
     """
 
-    __slots__ = ("_common", "_padded", "_scalars", "_shapes")
+    __slots__ = ("_common", "_padded", "_scalars", "_shapes", "_sum")
 
     _common: jax.Array | None
     _scalars: bool
     _shapes: tuple[Shape, ...] | None
     _padded: jax.Array | None  # of components whose shapes differ
+    _sum: jax.Array | None  # of all replicas' components, if the program has computed it
 
     def __init__(
         self,
@@ -48,11 +51,11 @@ class PerReplica(Arithmetic, DistributedValues):
         *,
         shapes: Sequence[Shape] | None = None,
     ) -> None:
-        """Of one component for each local replica; `shapes` are those of all replicas, if known."""
+        """Make a value of the local replicas' components; `shapes` are those of all, if known."""
         super().__init__(values, topology)
         self._common = None
         self._shapes = None if shapes is None else tuple(shapes)
-        self._padded = None
+        self._padded = self._sum = None
 
     @classmethod
     def from_array(
@@ -63,9 +66,9 @@ class PerReplica(Arithmetic, DistributedValues):
         scalars: bool = False,
         inside: bool = False,
     ) -> PerReplica:
-        """Of an array that is split over the replicas; `scalars` if each row is one component.
+        """Make a value of an array split over the replicas; `scalars` if each row is a component.
 
-        `inside` a program, of the replica's own component.
+        `inside` a program, the array is the replica's own component.
         """
         self = cls._of_array(array, topology, inside)
         self._scalars = array.ndim == 0 if inside else scalars
@@ -75,14 +78,14 @@ class PerReplica(Arithmetic, DistributedValues):
     def _of_array(cls, array: jax.Array, topology: Topology | None, inside: bool) -> Self:
         self = super()._of_array(array, topology, inside)
         self._scalars = array.ndim == 0
-        self._common = self._shapes = self._padded = None
+        self._common = self._shapes = self._padded = self._sum = None
         return self
 
     @classmethod
     def from_padded(
         cls, padded: jax.Array, topology: Topology, shapes: Sequence[Shape]
     ) -> PerReplica:
-        """Of an array that `padded` has returned, and the shapes of all replicas' components."""
+        """Make a value of an array that `padded` returned and the shapes of all components."""
         self = cls._of_array(padded, topology, False)
         self._array, self._padded = None, padded
         self._scalars, self._shapes = False, tuple(shapes)
@@ -90,39 +93,48 @@ class PerReplica(Arithmetic, DistributedValues):
 
     @classmethod
     def of_common(cls, array: jax.Array, topology: Topology) -> PerReplica:
-        """Of an array that is on every device: all replicas have the same, by construction.
+        """Make a value of an array on every device: all replicas have the same, by construction.
 
         So it can be used as that array, as well as taken apart.
         """
         self = cls.__new__(cls)
         self._topology, self._components, self._array = topology, None, None
         self._inside, self._common, self._scalars = False, array, array.ndim == 0
-        self._padded = self._shapes = None
+        self._padded = self._shapes = self._sum = None
         return self
 
     @property
     def common(self) -> jax.Array | None:
-        """The array that all replicas have, over the devices of all; None unless that is known."""
+        """The array that all replicas share, over all their devices; None unless it is known."""
         return self._common
+
+    def note_sum(self, total: jax.Array) -> None:
+        """Note the sum of the components of all replicas."""
+        self._sum = total
+
+    @property
+    def known_sum(self) -> jax.Array | None:
+        """The sum of the components of all replicas, if that has been computed."""
+        return self._sum
 
     @classmethod
     def stacked(cls, array: jax.Array, topology: Topology) -> PerReplica:
-        """Of an array with a dimension for the replicas of all workers in front."""
+        """Make a value of an array with a dimension for the replicas of all workers in front."""
         if array.ndim == 1:
             return cls.from_array(array, topology, scalars=True)
         replicas, rows, *rest = array.shape
         return cls.from_array(array.reshape(replicas * rows, *rest), topology)
 
-    def at_home(self, topology: Topology) -> PerReplica:
-        """The value as one of `topology`; one that was made by hand does not know of workers."""
+    def of_topology(self, topology: Topology) -> PerReplica:
+        """Return the value as one of `topology`; one made by hand does not know of workers."""
         if self._topology is None and topology.spans_processes:
             return PerReplica(self.values, topology)
         return self
 
     def map(
-        self, function: Callable[[Any], Any], new_shape: Callable[[Shape], Shape] | None = None
+        self, function: Callable[[Any], Nest], new_shape: Callable[[Shape], Shape] | None = None
     ) -> PerReplica:
-        """`function` of every component; `new_shape` says what it makes of their shapes."""
+        """Apply `function` to every component; `new_shape` gives the shapes of the results."""
         topology = self._topology
         if self._inside and topology is not None:
             return PerReplica.from_array(function(self._array), topology, inside=True)
@@ -141,12 +153,12 @@ class PerReplica(Arithmetic, DistributedValues):
         return Mirrored(self.values, self._topology)
 
     def array(self, topology: Topology) -> jax.Array:
-        """The global array over `topology`: components one after another, scalars stacked.
+        """Return the global array over `topology`: components concatenated, scalars stacked.
 
         All components need one shape and one dtype.
         """
         if isinstance(self._common, Tracer):
-            # For the replicas of all workers, of which this process has only some.
+            # It is for the replicas of all workers, of which this process has only some.
             combine = jnp.stack if self._scalars else jnp.concatenate
             return combine([self._common] * topology.num_replicas)
         if self._array is None:
@@ -169,7 +181,7 @@ class PerReplica(Arithmetic, DistributedValues):
         return self._array
 
     def padded(self, topology: Topology) -> jax.Array:
-        """Return the global array of components of different shapes, filled up with zeros.
+        """Return the global array of components of different shapes, padded with zeros.
 
         Each is as large as the largest in every dimension.
         """
@@ -182,55 +194,73 @@ class PerReplica(Arithmetic, DistributedValues):
 
     @property
     def traced(self) -> bool:
-        """Whether it was made in the program that is being traced."""
+        """True if it was made in the program that is being traced."""
         parts = (self._array, self._padded, *(self._components or ())[:1])
         return any(isinstance(part, Tracer) for part in parts)
 
     @property
     def scalars(self) -> bool:
-        """Whether the components have rank 0."""
+        """True if the components have rank 0."""
         if self._array is not None or self._components is None:
             return self._scalars
         return np.ndim(self._components[0]) == 0
 
     @property
     def is_assembled(self) -> bool:
-        """Tell whether its components are one array already, or all the same one."""
+        """True if its components are one array, or all the same array."""
         return self._array is not None or self._common is not None
 
     @property
     def uniform(self) -> bool:
-        """Whether all components have one shape."""
+        """True if all components have one shape."""
         return self.is_assembled or len(set(self.shapes)) == 1
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The shape of every replica's component; asks the other workers if it is not known."""
+        """The shape of every replica's component; workers that made it must have agreed on them."""
         known = self.known_shapes()
         if known is None:
-            settle_shapes([self], "comparing the shapes of per-replica values")
-            known = self._shapes
-            assert known is not None
+            raise InvalidArgument(
+                "Each worker has made its own part of a PerReplica value, and does not know the "
+                f"shapes of the others; this one has {self._describe_components()}. Combine it "
+                "with `strategy.reduce` or `strategy.gather`, or pass it as an argument of the "
+                "`rx.function` that uses it: there the workers compare their shapes."
+            )
         return known
 
     def known_shapes(self) -> tuple[Shape, ...] | None:
-        """The shape of every replica's component; None if only the other workers know."""
+        """Return the shape of every replica's component; None if only the other workers know."""
         topology = self._topology
         if topology is not None and self.is_assembled:
             return (np.shape(self.samples()[0]),) * topology.num_replicas
-        if self._shapes is None and not (topology is not None and topology.spans_processes):
+        if self._shapes is None and not _is_shared(topology):
             return tuple(np.shape(component) for component in self.values)
         return self._shapes
 
-    def _local_kinds(self) -> list[tuple[Shape, str]]:
-        """Shape and dtype of the component of each local replica."""
+    @property
+    def has_known_shapes(self) -> bool:
+        """True if `shapes` is available: not so for values that several workers just computed."""
+        return self._shapes is not None or self.is_assembled or not _is_shared(self._topology)
+
+    def learn_shapes(self, shapes: Sequence[Shape]) -> None:
+        """Take over the shapes of all replicas' components, on which the workers have agreed."""
+        self._shapes = tuple(shapes)
+
+    def replaced(self, index: int, component: object) -> PerReplica:
+        value = super().replaced(index, component)
+        if not self._inside and _is_shared(self._topology):
+            value._shapes = self.known_shapes()
+        return value
+
+    def local_kinds(self) -> list[tuple[Shape, str]]:
+        """Return shape and dtype of the component of each local replica."""
         kinds = [(np.shape(sample), _kind_of(sample)) for sample in self.samples()]
         if len(kinds) == 1 and self._topology is not None:
             kinds *= len(self._topology.local_replicas)
         return kinds
 
     def samples(self) -> tuple[Any, ...]:
-        """What dtypes can be read off: the local components, or one where all are alike."""
+        """Return samples that show the dtypes: the local components, or one where all are alike."""
         if self._components is not None:
             return self._components
         if self._common is not None:
@@ -247,14 +277,14 @@ class PerReplica(Arithmetic, DistributedValues):
         return (jax.ShapeDtypeStruct(shape, self._array.dtype),)
 
     def _uneven(self) -> tuple[jax.Array, tuple[Shape, ...], Topology]:
-        """What a value of a padded array is made of."""
+        """Return the padded array, the shapes and the topology of such a value."""
         assert self._padded is not None
         assert self._shapes is not None
         assert self._topology is not None
         return self._padded, self._shapes, self._topology
 
     def _stacked(self, array: jax.Array) -> jax.Array:
-        """The global array with a dimension for the replicas in front."""
+        """Return the global array with a dimension for the replicas in front."""
         assert self._topology is not None
         if self._scalars:
             return array
@@ -265,7 +295,7 @@ class PerReplica(Arithmetic, DistributedValues):
     def _parts(array: jax.Array, topology: Topology) -> tuple[jax.Array, Shape, PartitionSpec]:
         first, *rest = getattr(array.sharding, "spec", ()) or (None,)
         if first != REPLICA_AXIS and REPLICA_AXIS not in (first or ()):
-            # XLA may leave an array without elements so.
+            # XLA may leave an array without elements like this.
             array, first, rest = jax.device_put(array, topology.split), REPLICA_AXIS, []
         spec = PartitionSpec(without_replicas(first), *rest)
         return array, _component_shape(array.shape, topology), spec
@@ -285,7 +315,7 @@ class PerReplica(Arithmetic, DistributedValues):
         return tuple(part.reshape(()) for part in parts) if self._scalars else parts
 
     def _cut(self) -> tuple[jax.Array, ...]:
-        """Components out of the padded array."""
+        """Return the components of the padded array."""
         padded, shapes, topology = self._uneven()
         if not isinstance(padded, Tracer):
             return cut_placed(PerReplica.from_array(padded, topology).values, shapes, topology)
@@ -297,15 +327,15 @@ class PerReplica(Arithmetic, DistributedValues):
         return cut_traced(padded, shapes)
 
     @property
-    def __jax_array__(  # pyright: ignore[reportIncompatibleMethodOverride]  callable all the same
+    def __jax_array__(  # pyright: ignore[reportIncompatibleMethodOverride]  callable nevertheless
         self,
     ) -> Callable[[], jax.Array]:
-        # A property: JAX looks at it before it calls it.
+        # This is a property because JAX looks at it before it calls it.
         array = self._as_array()
         return lambda: array
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the array has, where it is one: `loss.item()`, `leaf.real`."""
+        """Return an attribute of the array, where the value is one: `loss.item()`, `leaf.real`."""
         if name in _KNOWN_OF_ARRAYS:  # a property has raised, and Python asks here
             return self._attribute(name)
         if name not in _OF_ARRAYS:
@@ -333,7 +363,7 @@ class PerReplica(Arithmetic, DistributedValues):
         own = self.own_component() if _context.current().program is None else None
         return known_of(self.samples()[0] if own is None else own)
 
-    def component(self, index: int) -> Any:
+    def component(self, index: int) -> Leaf:
         program = _context.current().program
         if self._inside or program is None or not program.inside:
             return super().component(index)
@@ -345,7 +375,7 @@ class PerReplica(Arithmetic, DistributedValues):
         return self._component_in_program()
 
     def _component_in_program(self) -> jax.Array:
-        """Return what a replica has, in the part of a program that all of them run.
+        """Return a replica's component, in the part of a program that all replicas run.
 
         The value is not an argument of that part, but was there before: the code closes over it.
         """
@@ -354,14 +384,14 @@ class PerReplica(Arithmetic, DistributedValues):
             return self._stacked(self._array)[replica]
         spans_processes = self._topology is not None and self._topology.spans_processes
         if spans_processes or not self.uniform:
-            # No `TypeError`, in the place of whose message JAX puts one of its own.
+            # This is not a `TypeError`, whose message JAX would replace by one of its own.
             raise InvalidArgument(
                 "A compiled function closes over a PerReplica value "
                 f"({self._describe_components()}), of which a program of several workers, or of "
                 "replicas whose shapes differ, has no copy. Pass it in `args` of `strategy.run`."
             )
         with jax.ensure_compile_time_eval():
-            # On one device, from where JAX brings it to the others.
+            # It goes to one device, from which JAX brings it to the others.
             first = next(iter(jnp.asarray(self.primary).devices()))
             components = jnp.stack([jax.device_put(each, first) for each in self.values])
         return uncommitted(components)[replica]
@@ -389,11 +419,11 @@ class PerReplica(Arithmetic, DistributedValues):
         shapes = self.known_shapes() or tuple(np.shape(sample) for sample in self.samples())
         return f"{describe_shapes(shapes)}, dtype {_kind_of(self.samples()[0])}"
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.__jax_array__(), dtype=dtype, copy=True if copy else None)
 
-    # One number can be had where this process has one replica, also of several workers: programs
-    # print their own loss so. As an array, a value of several workers is refused.
+    # A single number is allowed where this process has one replica, also with several workers:
+    # programs print their own loss this way. As an array, a value of several workers is refused.
 
     def __float__(self) -> float:
         return float(self._only())
@@ -406,7 +436,7 @@ class PerReplica(Arithmetic, DistributedValues):
 
 
 _KNOWN_OF_ARRAYS = ("shape", "dtype", "ndim", "size")
-# What programs ask arrays for, besides functions of `jax.numpy`.
+# The attributes of arrays that programs use, besides functions of `jax.numpy`.
 _OF_ARRAYS = frozenset(
     {
         *("T", "all", "any", "argmax", "argmin", "astype", "at", "flatten", "imag", "item", "max"),
@@ -418,47 +448,26 @@ _OF_ARRAYS = frozenset(
 accept_as_array(PerReplica, PerReplica._as_array, PerReplica.known)
 
 
+def _is_shared(topology: Topology | None) -> bool:
+    """Tell whether other workers have components of a value of this topology."""
+    return topology is not None and topology.spans_processes
+
+
 def _component_shape(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
     return (shape[0] // topology.num_replicas, *shape[1:])
 
 
-def settle_shapes(values: Sequence[PerReplica], label: str) -> None:
-    """Makes the shapes of per-replica values known, if workers have made them by themselves.
-
-    Where there are several workers, they all come here before they combine values for `label`, and
-    are told if they come for different things, or with different dtypes.
-    """
-    topology = values[0].topology if values else None
-    if topology is None or not topology.spans_processes:
-        return
-    if _context.current().program is not None:
-        return  # of which workers make sure that it is the same on all of them
-    own = [value._local_kinds() for value in values]
-    brought = cluster.current().meet(f"{label} of {len(values)} value(s)", own)
-    for number, value in enumerate(values):
-        parts = [part for worker in brought for part in worker[number]]
-        dtypes = [dtype for _, dtype in parts]
-        if len(set(dtypes)) > 1:
-            raise InvalidType(f"`{label}` needs one dtype on all replicas; got {_each(dtypes)}.")
-        shapes = tuple(tuple(shape) for shape, _ in parts)
-        if value.known_shapes() not in (None, shapes):
-            raise ShapeMismatch(
-                f"`{label}` got values that are not the same on all workers: "
-                f"{describe_shapes(shapes)}. Give all workers the result of the same computation."
-            )
-        value._shapes = shapes
-
-
 def describe_shapes(shapes: Sequence[Shape]) -> str:
-    """For messages: "replica 0: (2, 3), replica 1: (4, 3)"; of one for all, "(2, 3) on each"."""
+    """Describe shapes: "replica 0: (2, 3), replica 1: (4, 3)", or "(2, 3) on each"."""
     if len(set(shapes)) == 1:
         return f"{shapes[0]} on each replica"
-    return _each(shapes)
+    return describe_each(shapes)
 
 
-def _kind_of(component: Any) -> str:
+def _kind_of(component: object) -> str:
     return str(getattr(component, "dtype", type(component).__name__))
 
 
-def _each(things: Sequence[Any]) -> str:
+def describe_each(things: Sequence[object]) -> str:
+    """Return the text for messages about an object of each replica: "replica 0: ..."."""
     return ", ".join(f"replica {i}: {thing}" for i, thing in enumerate(things))

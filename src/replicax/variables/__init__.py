@@ -1,43 +1,68 @@
 """State that a strategy places, keeps in sync and aggregates."""
 
-from replicax.variables._adopted import (
-    AdoptedMirroredVariable,
-    AdoptedPlainVariable,
-    AgreedVariable,
-    Keeper,
-    write,
-)
-from replicax.variables._aggregating import AggregatingVariable
+from replicax.variables._adopted import adopt, write
 from replicax.variables._collecting import variables
-from replicax.variables._copy import VariableCopy
 from replicax.variables._creation import VariableRequest
+from replicax.variables._divided import Divided
+from replicax.variables._division import (
+    Division,
+    VariablePartitioner,
+    division_by,
+    gathers,
+    replicax_gather,
+    replicax_own_part,
+    takes_own_part,
+)
 from replicax.variables._gradients import (
     grad,
     is_function,
     value_and_grad,
     without_settings,
 )
-from replicax.variables._initial import layout_of
+from replicax.variables._initial import agree_on_beginnings, layout_of
+from replicax.variables._kinds import (
+    AggregatingVariable,
+    MirroredVariable,
+    PlainVariable,
+    SyncOnReadVariable,
+)
 from replicax.variables._mirror_check import check_mirrored, require_equal_copies
-from replicax.variables._mirrored import MirroredVariable
 from replicax.variables._nests import assign, make_variables, read
 from replicax.variables._placement import (
     MirroredPlacement,
     OneDevicePlacement,
     ParameterDevicePlacement,
+    ShardedPlacement,
     VariablePlacement,
 )
-from replicax.variables._plain import PlainVariable
 from replicax.variables._sparse import IndexedSlices
-from replicax.variables._state import Overlay, Transaction, all_or_nothing, reusing_states
-from replicax.variables._sync_on_read import SyncOnReadVariable
-from replicax.variables._variable import Variable
+from replicax.variables._state import (
+    Overlay,
+    Transaction,
+    all_or_nothing,
+    restore_state,
+    reusing_states,
+    set_state,
+    state_of,
+)
+from replicax.variables._storage import Keeper, StateLayout, Storage
+from replicax.variables._synchronization import AgreedOnWrite, Synchronization, in_replica
+from replicax.variables._variable import (
+    Variable,
+    VariableCopy,
+    original_of,
+    storage_of,
+    store_whole_array,
+    stored_value,
+    whole_array,
+)
+from replicax.variables._write import Write
 
 __all__ = [
-    "AdoptedMirroredVariable",
-    "AdoptedPlainVariable",
     "AggregatingVariable",
-    "AgreedVariable",
+    "AgreedOnWrite",
+    "Divided",
+    "Division",
     "IndexedSlices",
     "Keeper",
     "MirroredPlacement",
@@ -46,24 +71,46 @@ __all__ = [
     "Overlay",
     "ParameterDevicePlacement",
     "PlainVariable",
+    "ShardedPlacement",
+    "StateLayout",
+    "Storage",
     "SyncOnReadVariable",
+    "Synchronization",
     "Transaction",
     "Variable",
     "VariableCopy",
+    "VariablePartitioner",
     "VariablePlacement",
     "VariableRequest",
+    "Write",
+    "adopt",
+    "agree_on_beginnings",
     "all_or_nothing",
     "assign",
     "check_mirrored",
+    "division_by",
+    "gathers",
     "grad",
+    "in_replica",
     "is_function",
     "layout_of",
     "make_variables",
+    "original_of",
     "read",
+    "replicax_gather",
+    "replicax_own_part",
     "require_equal_copies",
+    "restore_state",
     "reusing_states",
+    "set_state",
+    "state_of",
+    "storage_of",
+    "store_whole_array",
+    "stored_value",
+    "takes_own_part",
     "value_and_grad",
     "variables",
+    "whole_array",
     "without_settings",
     "write",
 ]

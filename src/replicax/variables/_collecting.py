@@ -19,14 +19,14 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 @runtime_checkable
 class _HasVariables(Protocol):
-    """What says which variables it has, such as an optimizer, a metric or a Keras model."""
+    """An object that has variables, such as an optimizer, a metric or a Keras model."""
 
     @property
     def variables(self) -> Nest: ...
 
 
 def variables(nest: Nest) -> list[Variable]:
-    """Return the variables of a nest, in order, each once.
+    """Return the variables of a nest, in order, without duplicates.
 
     To JAX, a variable is its value, so that `jax.tree.leaves` of a nest gives arrays.
 
@@ -49,7 +49,7 @@ def variables(nest: Nest) -> list[Variable]:
 
 
 def _collect(nest: Nest, place: str, found: dict[Variable, None]) -> None:
-    for path, leaf in _nest.flatten_with_paths(nest, handed=True, everything=True)[0]:
+    for path, leaf in _nest.flatten_with_paths(nest, keep_opaque=True, everything=True)[0]:
         variable = _bridges.variable_of(leaf)
         if isinstance(variable, Variable):
             found[variable] = None

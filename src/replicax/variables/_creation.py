@@ -1,4 +1,4 @@
-"""Creating variables: what the user asks for, and the strategy that makes it."""
+"""The creation of variables: the user's request, and the strategy that serves it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VariableRequest:
-    """What the user asked for; a placement makes a variable of it."""
+    """The request of a user, of which a placement makes a variable."""
 
     initial_value: Any
     trainable: bool
@@ -37,7 +37,7 @@ class VariableRequest:
     partition: tuple[int, ...] | None = None  # of each dimension, over the logical devices
 
     def initial_array(self) -> jax.Array:
-        """The initial value; calls it if it is a callable."""
+        """Return the initial value; call it if it is a callable."""
         array = self.initial_array_or_tracer()
         if isinstance(array, Tracer):
             raise InvalidType(
@@ -48,7 +48,7 @@ class VariableRequest:
         return array
 
     def initial_array_or_tracer(self) -> jax.Array:
-        """The same, also for somebody who traces it."""
+        """Return the same, or a tracer if the caller traces it."""
         value = self.initial_value() if callable(self.initial_value) else self.initial_value
         array = jnp.asarray(value, dtype=self.dtype)
         # A Python number's type is weak, and would make the type of results depend on it.
@@ -59,8 +59,8 @@ class VariableRequest:
 
 @without_mesh
 def create_variable(request: VariableRequest) -> Variable:
-    """Ask the current strategy for a variable; in replica context, one for all replicas."""
-    from replicax.variables._plain import PlainVariable  # a kind of Variable: it imports this file
+    """Create a variable by the current strategy; in replica context, one for all replicas."""
+    from replicax.variables._kinds import PlainVariable  # a kind of Variable: it imports this file
 
     frame = _context.current()
     strategy = frame.strategy
@@ -78,7 +78,7 @@ def create_variable(request: VariableRequest) -> Variable:
 
 
 def _placed(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> Variable:
-    """The strategy's variable; refuses what would break once there are several replicas."""
+    """Create the strategy's variable; refuse requests that fail with several replicas."""
     now = replace(_context.current(), program=None)
     # A variable is made when it is asked for, also while a program is traced. Elsewhere JAX is left
     # as it is, or it would not trace the function that makes the initial value of one in parts.

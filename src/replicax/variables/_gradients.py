@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,41 @@ from replicax import _bridges, _context, _nest
 from replicax._describing import described
 from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType
-from replicax.variables._derivatives import value_and_gradients
+from replicax.variables._gradient_programs import value_and_gradients
 from replicax.variables._state import Overlay
-from replicax.variables._variable import Variable
+from replicax.variables._variable import Variable, write_back
+
+P = ParamSpec("P")
+Value = TypeVar("Value")
+Aux = TypeVar("Aux")
+Key = TypeVar("Key")
 
 
+# The gradients of variables in common containers have a type; those of other nests have none.
+@overload
 def value_and_grad(
-    fn: Callable[..., Any], variables: Nest, has_aux: bool = False
+    fn: Callable[P, Value], variables: Variable, has_aux: bool = False
+) -> Callable[P, tuple[Value, jax.Array]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[P, Value], variables: list[Variable], has_aux: bool = False
+) -> Callable[P, tuple[Value, list[jax.Array]]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[P, Value], variables: tuple[Variable, ...], has_aux: bool = False
+) -> Callable[P, tuple[Value, tuple[jax.Array, ...]]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[P, Value], variables: dict[Key, Variable], has_aux: bool = False
+) -> Callable[P, tuple[Value, dict[Key, jax.Array]]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[P, Value], variables: Nest, has_aux: bool = False
+) -> Callable[P, tuple[Value, Nest]]: ...
+def value_and_grad(
+    fn: Callable[..., object], variables: Nest, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Nest]]:
-    """Makes `fn` return its value and the gradients with respect to `variables`.
+    """Transform `fn` so that it returns its value and the gradients with respect to `variables`.
 
     In replica context the gradients are those of this replica alone. Variables that `fn` assigns
     to, such as running averages, are written once it has returned.
@@ -32,7 +58,7 @@ def value_and_grad(
       fn: Returns a scalar, or `(scalar, anything)` with `has_aux`. It reads the variables.
       variables: A variable or a nest of them; the gradients have the same structure, with None for
         settings of objects, such as the activation functions of an Equinox module. Or a function
-        that returns it, which is asked when `fn` has been called: `fn` may create variables.
+        that returns it, called after `fn`, since `fn` may create variables.
       has_aux: Whether `fn` returns something besides the value.
 
     >>> import replicax as rx
@@ -45,12 +71,12 @@ def value_and_grad(
     known = _Differentiated(variables) if ask is None else None
     code = _code_of(fn)
 
-    def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Nest]:
+    def differentiated(*args: object, **kwargs: object) -> tuple[Any, Nest]:
         current = known or _Differentiated(_asked_together(variables), may_be_empty=True)
         for _ in range(_ATTEMPTS):
             try:
                 return _differentiate(fn, code, current, ask, has_aux, args, kwargs)
-            except _MoreVariables as more:  # when a model is built, and hardly ever again
+            except _MoreVariables as more:  # when a model is built, and rarely again
                 current = more.variables
         raise InvalidArgument(
             f"The function to be differentiated creates variables whenever it is called: "
@@ -64,7 +90,7 @@ def value_and_grad(
 _ATTEMPTS = 4
 
 
-def is_function(variables: Any) -> bool:
+def is_function(variables: object) -> bool:
     """Tell whether this is to be asked for variables, rather than being a nest of them."""
     return isinstance(variables, (types.FunctionType, types.MethodType, functools.partial))
 
@@ -119,16 +145,16 @@ def without_settings(nest: Nest) -> Nest:
     )
 
 
-def _is_setting(path: Sequence[Any], leaf: Any) -> bool:
+def _is_setting(path: Sequence[object], leaf: object) -> bool:
     if hasattr(leaf, "dtype") or isinstance(_bridges.variable_of(leaf), Variable):
         return False
     return any(isinstance(key, jax.tree_util.GetAttrKey) for key in path)
 
 
 class _MoreVariables(BaseException):
-    """Says that a function has created variables, with respect to which gradients are wanted.
+    """A signal that a function has created variables, with respect to which gradients are wanted.
 
-    No `Exception`, which would be taken for one of the function's own.
+    It is not an `Exception`, which would be taken for one of the function's own.
     """
 
     def __init__(self, variables: _Differentiated) -> None:
@@ -137,13 +163,13 @@ class _MoreVariables(BaseException):
 
 
 def _differentiate(
-    fn: Callable[..., Any],
-    code: Any,
+    fn: Callable[..., object],
+    code: object,
     variables: _Differentiated,
     ask: Callable[[], Nest] | None,
     has_aux: bool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, Nest],
 ) -> tuple[Any, Nest]:
     frame = _context.current()
     written: list[Variable] = []
@@ -162,17 +188,43 @@ def _differentiate(
         return jnp.asarray(value), (aux, list(writes.values()))
 
     inputs = [variable.value for variable in variables.distinct]
-    if frame.program is not None and frame.program.skips_derivatives():
+    if frame.program is not None and frame.program.skips_computing():
         (value, (aux, new_values)), gradients = function(inputs), list(map(jnp.zeros_like, inputs))
     else:
         (value, (aux, new_values)), gradients = value_and_gradients(function, code, inputs)
     for variable, new_value in zip(written, new_values, strict=True):
-        variable.settle(new_value)
+        write_back(variable, new_value)
     return ((value, aux) if has_aux else value), variables.nest_of(gradients)
 
 
-def grad(fn: Callable[..., Any], variables: Nest, has_aux: bool = False) -> Callable[..., Any]:
-    """Like `value_and_grad`, but returns the gradients only, or `(gradients, aux)`.
+@overload
+def grad(
+    fn: Callable[P, tuple[object, Aux]], variables: Variable, has_aux: Literal[True]
+) -> Callable[P, tuple[jax.Array, Aux]]: ...
+@overload
+def grad(
+    fn: Callable[P, tuple[object, Aux]], variables: Nest, has_aux: Literal[True]
+) -> Callable[P, tuple[Nest, Aux]]: ...
+@overload
+def grad(
+    fn: Callable[P, object], variables: Variable, has_aux: Literal[False] = False
+) -> Callable[P, jax.Array]: ...
+@overload
+def grad(
+    fn: Callable[P, object], variables: list[Variable], has_aux: Literal[False] = False
+) -> Callable[P, list[jax.Array]]: ...
+@overload
+def grad(
+    fn: Callable[P, object], variables: tuple[Variable, ...], has_aux: Literal[False] = False
+) -> Callable[P, tuple[jax.Array, ...]]: ...
+@overload
+def grad(
+    fn: Callable[P, object], variables: dict[Key, Variable], has_aux: Literal[False] = False
+) -> Callable[P, dict[Key, jax.Array]]: ...
+@overload
+def grad(fn: Callable[P, object], variables: Nest, has_aux: bool = False) -> Callable[P, Nest]: ...
+def grad(fn: Callable[..., object], variables: Nest, has_aux: bool = False) -> Callable[..., Any]:
+    """Make `fn` return the gradients only, or `(gradients, aux)`; else like `value_and_grad`.
 
     >>> import replicax as rx
     >>> w = rx.Variable(3.0)
@@ -181,15 +233,15 @@ def grad(fn: Callable[..., Any], variables: Nest, has_aux: bool = False) -> Call
     """
     both = value_and_grad(fn, variables, has_aux)
 
-    def differentiated(*args: Any, **kwargs: Any) -> Any:
+    def differentiated(*args: object, **kwargs: object) -> Any:
         value, gradients = both(*args, **kwargs)
         return (gradients, value[1]) if has_aux else gradients
 
     return differentiated
 
 
-def _code_of(fn: Callable[..., Any]) -> Any:
-    """What stands for `fn` from one call to the next, although it may be another closure then."""
+def _code_of(fn: Callable[..., object]) -> object:
+    """Return an identity of `fn` between calls, although it may be a new closure each time."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", type(fn))

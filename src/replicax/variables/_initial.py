@@ -1,54 +1,135 @@
-"""With which value a variable begins, and how that gets to the devices."""
+"""The first value of a variable, and its way to the devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import jax
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import cluster
-from replicax.errors import CollectiveMismatch, InvalidArgument
+from replicax import _context, cluster
+from replicax.collectives import first_workers
+from replicax.errors import CollectiveMismatch, InvalidArgument, ReplicaxError
 from replicax.topology import Topology
-from replicax.values import Mirrored, PerReplica
+from replicax.values import Mirrored
 from replicax.variables._creation import VariableRequest
+from replicax.variables._storage import Storage
 from replicax.variables._variable import Variable
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
 
-def from_first_worker(
-    strategy: StrategyLike, request: VariableRequest, array: jax.Array
-) -> Mirrored:
-    """The value that the first worker has, on all devices; the others' are of no account."""
-    topology = strategy.topology
+def begin_alike(
+    storage: Storage, topology: Topology, array: jax.Array, state_of: Callable[[Mirrored], object]
+) -> None:
+    """Initialize a storage with the first worker's value; the others' arrays are ignored.
+
+    Workers agree on all variables of a scope, or of a step, at once: when the first of them is
+    used, the scope is left, or the workers wait for each other in any other way.
+    """
     if not topology.spans_processes:
-        return Mirrored.from_array(topology.replicate(array), topology)
+        storage.begin(state_of(Mirrored.from_array(topology.replicate(array), topology)))
+        return
+    cluster.current().postponed(_Beginnings).add(_Beginning(storage, topology, array, state_of))
+
+
+def agree_on_beginnings() -> None:
+    """Agree now on all variables that were created, if there are several workers."""
+    session = cluster.session()
+    if session is not None:
+        session.catch_up()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """A storage that waits for the first worker's value, and this worker's own."""
+
+    storage: Storage
+    topology: Topology
+    array: jax.Array
+    state_of: Callable[[Mirrored], Any]
+
+
+@final
+class _Beginnings:
+    """The variables that were created since the workers last did something together."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Beginning] = []
+
+    def add(self, beginning: _Beginning) -> None:
+        self._waiting.append(beginning)
+        beginning.storage.await_agreement(cluster.current().catch_up)
+
+    def agree(self) -> None:
+        """Agree on all of them, and have their storages begin."""
+        while self._waiting:
+            try:
+                count = _compare([_key(each.storage.name, each.array) for each in self._waiting])
+            except ReplicaxError as error:
+                self._give_up(error)
+                raise
+            agreed = self._waiting[:count]
+            outside = replace(_context.current(), program=None, overlay=None)
+            with _context.entered(outside), jax.ensure_compile_time_eval():
+                for topology in dict.fromkeys(each.topology for each in agreed):
+                    here = [each for each in agreed if each.topology == topology]
+                    values = first_workers([each.array for each in here], topology)
+                    for each, value in zip(here, values, strict=True):
+                        each.storage.begin(each.state_of(value))
+            del self._waiting[:count]  # not before: after a failure they still have no value
+
+    def _give_up(self, error: ReplicaxError) -> None:
+        """Make every use of these variables raise the error again."""
+        kind, message = type(error), str(error)
+
+        def refuse() -> NoReturn:
+            raise kind(message)
+
+        for each in self._waiting:
+            each.storage.await_agreement(refuse)
+        self._waiting.clear()
+
+
+def _key(name: str, array: jax.Array) -> list[Any]:
+    return [name, list(array.shape), str(array.dtype)]
+
+
+def _compare(keys: list[list[Any]]) -> int:
+    """Compare created variables with the other workers; return how many all have.
+
+    A worker that has read a variable in between comes with fewer, and again with the others.
+    """
     session = cluster.current()
-    label = f"the creation of variable {request.name!r}"
-    made = session.meet(label, [list(array.shape), str(array.dtype)])
-    if any(each != made[0] for each in made):
-        seen = "; ".join(
-            f"{name} has shape {tuple(shape)} and dtype {dtype}"
-            for name, (shape, dtype) in zip(session.members.names, made, strict=True)
-        )
-        raise CollectiveMismatch(
-            f"Variable {request.name!r} does not begin alike on all workers: {seen}. Create the "
-            "same variables in the same order on every worker."
-        )
-    copies = jax.device_put([array] * len(topology.local_homes), list(topology.local_homes))
-    own = PerReplica(copies, topology, shapes=[array.shape] * topology.num_replicas)
-    return strategy.collectives.broadcast(own)
+    everyones = session.all_gather(f"the creation of variable {keys[0][0]!r}", keys)
+    for theirs in zip(*everyones, strict=False):
+        _require_equal(theirs, session.members.names)
+    return min(map(len, everyones))
+
+
+def _require_equal(keys: Sequence[Sequence[Any]], workers: Sequence[str]) -> None:
+    if all(key == keys[0] for key in keys):
+        return
+    others = any(key[0] != keys[0][0] for key in keys)
+    seen = "; ".join(
+        f"{worker} has {f'{name!r} of ' if others else ''}shape {tuple(shape)} and dtype {dtype}"
+        for worker, (name, shape, dtype) in zip(workers, keys, strict=True)
+    )
+    raise CollectiveMismatch(
+        f"Variable {keys[0][0]!r} does not begin alike on all workers: {seen}. Create the same "
+        "variables in the same order on every worker."
+    )
 
 
 def in_parts(strategy: StrategyLike, request: VariableRequest) -> tuple[jax.Array, PartitionSpec]:
-    """The initial value, divided over the logical devices, and how it is divided.
+    """Return the initial value, divided over the logical devices, and how it is divided.
 
     That of a callable is made where it is wanted: it may be too large for one device.
     """
@@ -61,7 +142,9 @@ def in_parts(strategy: StrategyLike, request: VariableRequest) -> tuple[jax.Arra
         array = request.initial_array()
         _, spec = layout_of(request, topology, array.shape)
         if topology.spans_processes:
-            array = from_first_worker(strategy, request, array).array(topology)
+            _compare([_key(request.name, array)])
+            (value,) = first_workers([array], topology)
+            array = value.array(topology)
         return topology.lay_out(array, spec), spec
     _, spec = layout_of(request, topology, like.shape)
     layout = NamedSharding(topology.mesh, spec)
@@ -69,11 +152,11 @@ def in_parts(strategy: StrategyLike, request: VariableRequest) -> tuple[jax.Arra
 
 
 def layout_of(
-    request: VariableRequest, topology: Topology, shape: Sequence[int], neighbour: Any = None
+    request: VariableRequest, topology: Topology, shape: Sequence[int], neighbour: object = None
 ) -> tuple[VariableRequest, PartitionSpec]:
-    """What is asked for once the shape is known, and how that is divided.
+    """Return the request once the shape is known, and the partition.
 
-    A slot is divided like its variable, the neighbour; of a scalar there are no parts.
+    A slot is divided like its variable, the neighbour; a scalar has no parts.
     """
     parts = request.partition
     if parts is None and isinstance(neighbour, Variable) and neighbour.shape == tuple(shape):

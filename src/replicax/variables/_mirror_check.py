@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _context, cluster
+from replicax._settings import settings
 from replicax.errors import CopiesDiffer
 from replicax.values import Mirrored
-from replicax.variables._variable import Variable
-
-_checking = False
+from replicax.variables._state import state_of
+from replicax.variables._variable import Variable, storage_of
 
 
 def check_mirrored(flag: bool) -> None:
@@ -26,16 +26,15 @@ def check_mirrored(flag: bool) -> None:
     gradients that differ, applied with `skip_gradients_aggregation=True`. Copies are compared bit
     for bit on the host, so this is for debugging.
     """
-    global _checking
-    _checking = bool(flag)
+    settings.check_mirrored = bool(flag)
 
 
 def require_equal_copies(variables: Iterable[Variable], label: str) -> None:
-    """Refuse copies that differ, if that is to be checked; `label` is what has written them."""
-    if not _checking or _context.current().program is not None:
+    """Refuse copies that differ, if that is checked; `label` names the write."""
+    if not settings.check_mirrored or _context.current().program is not None:
         return
     for variable in variables:
-        state = variable.state
+        state = storage_of(variable).seen(state_of(variable))
         if isinstance(state, Mirrored):
             _require_equal(variable, state, label)
 
@@ -46,7 +45,7 @@ def _require_equal(variable: Variable, state: Mirrored, label: str) -> None:
     copies = [_numbers(copy) for copy in state.values]
     sums = [zlib.crc32(copy.tobytes()) for copy in copies]
     if topology.spans_processes:
-        everyones = cluster.current().meet(f"comparing copies of {variable.name!r}", sums)
+        everyones = cluster.current().all_gather(f"comparing copies of {variable.name!r}", sums)
         sums = [number for theirs in everyones for number in theirs]
     others = [replica for replica, number in enumerate(sums) if number != sums[0]]
     if not others:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyEntry
 
 from replicax import _context, _nest
 from replicax._describing import described
-from replicax._enums import VariableAggregation, VariableSynchronization
-from replicax._typing import Nest
+from replicax._enums import (
+    AggregationLike,
+    SynchronizationLike,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from replicax._typing import Nest, Values
 from replicax.errors import InvalidType, ShapeMismatch, StructureMismatch
 from replicax.variables._state import all_or_nothing
 from replicax.variables._variable import Variable
@@ -24,16 +30,16 @@ def make_variables(
     *,
     trainable: bool | None = None,
     name: str = "",
-    synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
-    aggregation: VariableAggregation | str = VariableAggregation.NONE,
+    synchronization: SynchronizationLike = VariableSynchronization.AUTO,
+    aggregation: AggregationLike = VariableAggregation.NONE,
 ) -> Nest:
     """Create a variable for every array of a nest, in the current scope.
 
     Args:
       nest: A dictionary, a dataclass, an Equinox module, a Flax `TrainState` or another pytree.
-        Leaves that are no arrays, such as activation functions and Python numbers, stay as they
+        Leaves that are not arrays, such as activation functions and Python numbers, stay as they
         are.
-      trainable: Of all variables; by default whether the array has a floating-point dtype.
+      trainable: Holds for all variables; by default whether the array has a floating-point dtype.
       name: What the names of the variables begin with. The rest is the place in the nest.
       synchronization: As of `rx.Variable`.
       aggregation: As of `rx.Variable`.
@@ -54,7 +60,7 @@ def make_variables(
             f"as {variables[0].name!r}. Give it `rx.read(nest)` for variables of their own."
         )
 
-    def made(path: Any, leaf: Any) -> Any:
+    def made(path: tuple[KeyEntry, ...], leaf: object) -> object:
         if not isinstance(leaf, _ARRAYS):
             return leaf
         place = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -70,6 +76,10 @@ def make_variables(
     return jax.tree.unflatten(structure, [made(path, leaf) for path, leaf in found])
 
 
+@overload
+def read(nest: Variable) -> jax.Array: ...
+@overload
+def read(nest: Values) -> Values: ...
 def read(nest: Nest) -> Nest:
     """Return a nest with the values of its variables; other leaves stay as they are.
 
@@ -90,7 +100,7 @@ def assign(nest: Nest, values: Nest) -> None:
     In a function given to `run`, the variables need an aggregation, as for `Variable.assign`.
 
     Args:
-      nest: A nest of variables. Leaves that are no variables are left alone.
+      nest: A nest of variables. Leaves that are not variables are left alone.
       values: A nest of the same structure, of arrays or of variables, which are read.
 
     >>> import jax.numpy as jnp, replicax as rx

@@ -1,47 +1,55 @@
-"""Which kind of variable a strategy makes, and where: one of the parts of a strategy."""
+"""The choice of the kind of variables, and of their devices: one of a strategy's parts."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, final
 
 import jax
 
 from replicax._enums import VariableSynchronization
 from replicax.errors import InvalidArgument
 from replicax.topology import Topology
-from replicax.variables._aggregating import AggregatingVariable
 from replicax.variables._computed_at_once import computed_at_once
 from replicax.variables._creation import VariableRequest
-from replicax.variables._mirrored import MirroredVariable
-from replicax.variables._plain import PlainVariable
-from replicax.variables._sync_on_read import SyncOnReadVariable
-from replicax.variables._variable import Variable
+from replicax.variables._divided import Divided
+from replicax.variables._division import Division, VariablePartitioner, division_of
+from replicax.variables._kinds import (
+    AggregatingVariable,
+    MirroredVariable,
+    PlainVariable,
+    SyncOnReadVariable,
+)
+from replicax.variables._variable import Variable, storage_of, stored_value
 
 if TYPE_CHECKING:
     from replicax._typing import Nest, StrategyLike
 
 
 class VariablePlacement(ABC):
-    """Makes the variables of a strategy."""
+    """A placement makes the variables of a strategy."""
+
+    # Whether it divides variables over the replicas, so that whole ones may be an oversight.
+    divides = False
 
     @abstractmethod
     def create(
-        self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
+        self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
     ) -> Variable:
-        """Makes a variable; on the devices of `colocate_with`, where that is a choice."""
+        """Make a variable; on the devices of `colocate_with`, where that is a choice."""
 
     @abstractmethod
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
-        """The local devices that hold variables."""
+        """Return the local devices that hold variables."""
 
     def initial(self, make: Callable[..., Nest], *variables: Variable) -> Nest:
-        """Return what variables begin with: `make` of the values of others, also while tracing."""
+        """Return initial values: `make` of the values of other variables, even while tracing."""
         with jax.ensure_compile_time_eval():
             if not variables:
                 return make()
-            values = [variable.stored_value() for variable in variables]
+            values = [stored_value(variable) for variable in variables]
         return computed_at_once(make, values)
 
 
@@ -50,7 +58,7 @@ class MirroredPlacement(VariablePlacement):
     """A copy on every replica's device. All variables are on all devices, so all are colocated."""
 
     def create(
-        self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
+        self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
     ) -> Variable:
         if request.synchronization is VariableSynchronization.ON_READ:
             return SyncOnReadVariable.create(request, strategy)
@@ -61,6 +69,47 @@ class MirroredPlacement(VariablePlacement):
 
 
 @final
+class ShardedPlacement(VariablePlacement):
+    """A part of every large variable on each replica's device; small ones are mirrored.
+
+    Args:
+      partitioner: A function of a shape and a dtype that returns the number of parts for each
+        dimension: the one with more than one part is divided over the replicas. By default a
+        variable of at least 64 KiB is divided, along its largest dimension that divides evenly.
+    """
+
+    divides = True
+
+    def __init__(self, partitioner: VariablePartitioner | None = None) -> None:
+        self._partitioner = partitioner
+
+    def create(
+        self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
+    ) -> Variable:
+        _require_replicas_of_one_device_here(strategy)
+        if request.synchronization is VariableSynchronization.ON_READ:
+            return SyncOnReadVariable.create(request, strategy)
+        array = request.initial_array()
+        request = replace(request, initial_value=array)
+        division = self._division(array, strategy.topology, colocate_with)
+        if division is None:
+            return MirroredVariable.create(request, strategy, colocate_with)
+        return MirroredVariable.create_divided(request, strategy, array, division)
+
+    def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
+        return topology.local_devices
+
+    def _division(
+        self, array: jax.Array, topology: Topology, colocate_with: object
+    ) -> Division | None:
+        """Return how a variable is divided: a slot like its variable, whatever its dtype."""
+        if isinstance(colocate_with, Variable) and colocate_with.shape == array.shape:
+            beside = storage_of(colocate_with)
+            return beside.division if isinstance(beside, Divided) else None
+        return division_of(array.shape, array.dtype, topology.num_replicas, self._partitioner)
+
+
+@final
 class ParameterDevicePlacement(VariablePlacement):
     """One copy on one device that all replicas share; ON_READ variables are with the replicas."""
 
@@ -68,7 +117,7 @@ class ParameterDevicePlacement(VariablePlacement):
         self._device = device
 
     def create(
-        self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
+        self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
     ) -> Variable:
         _require_one_device(strategy)
         if request.synchronization is VariableSynchronization.ON_READ:
@@ -81,16 +130,26 @@ class ParameterDevicePlacement(VariablePlacement):
 
 @final
 class OneDevicePlacement(VariablePlacement):
-    """Plain variables on the only device there is: nothing to keep in sync."""
+    """Plain variables on the only device there is, with nothing to keep in sync."""
 
     def create(
-        self, request: VariableRequest, strategy: StrategyLike, colocate_with: Any
+        self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
     ) -> Variable:
         _require_one_device(strategy)
         return PlainVariable.create(request, strategy, strategy.topology.local_devices[0])
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices
+
+
+def _require_replicas_of_one_device_here(strategy: StrategyLike) -> None:
+    topology = strategy.topology
+    if topology.logical_devices_per_replica > 1 or topology.spans_processes:
+        raise InvalidArgument(
+            f"State is divided over replicas of one device each, in one process; got {topology}"
+            f"{' in several processes' if topology.spans_processes else ''}. Use "
+            "`rx.parts.MirroredPlacement()`, or `rx.MultiWorkerMirroredStrategy`."
+        )
 
 
 def _require_one_device(strategy: StrategyLike) -> None:

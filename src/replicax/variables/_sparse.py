@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from replicax import _context
 from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType, ShapeMismatch
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class IndexedSlices:
 
     values: Any
     indices: Any
-    dense_shape: Any = None
+    dense_shape: object = None
 
 
 jax.tree_util.register_dataclass(IndexedSlices, ["values", "indices"], ["dense_shape"])
@@ -70,13 +71,13 @@ class SparseAccess:
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Set some rows to the larger of what they are and what is given."""
+        """Set some rows to the maximum of their values and the given ones."""
         return self._change("max", *_rows(sparse_delta))
 
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Set some rows to the smaller of what they are and what is given."""
+        """Set some rows to the minimum of their values and the given ones."""
         return self._change("min", *_rows(sparse_delta))
 
     def scatter_nd_add(
@@ -109,11 +110,11 @@ class SparseAccess:
     def _variable(self) -> Variable:
         return self  # pyright: ignore[reportReturnType]  variables are the only subclass
 
-    def _delta(self, places: tuple[Any, ...], updates: Any) -> jax.Array:
+    def _delta(self, places: tuple[object, ...], updates: object) -> jax.Array:
         zeros = jnp.zeros(self._variable.shape, self._variable.dtype)
         return self._at(places, zeros, updates).add(self._fitting(updates))
 
-    def _change(self, how: str, places: tuple[Any, ...], updates: Any) -> Variable:
+    def _change(self, how: str, places: tuple[object, ...], updates: object) -> Variable:
         self._require_no_sum(how)
         changed = getattr(self._at(places, None, updates), how)(self._fitting(updates))
         return self._variable.assign(changed)
@@ -131,7 +132,7 @@ class SparseAccess:
                 )
         return (self._variable.value if array is None else array).at[places]
 
-    def _fitting(self, updates: Any) -> jax.Array:
+    def _fitting(self, updates: object) -> jax.Array:
         variable = self._variable
         array = jnp.asarray(updates)
         if not jnp.can_cast(array.dtype, variable.dtype, "same_kind"):
@@ -142,7 +143,7 @@ class SparseAccess:
         return array.astype(variable.dtype)
 
     def _require_no_sum(self, how: str) -> None:
-        """Refuse what would add up the elements that no replica has changed."""
+        """Refuse writes that would sum elements that no replica has changed."""
         variable, replica = self._variable, _context.current().replica
         several = replica is not None and replica.num_replicas_in_sync > 1
         own_copies = variable.synchronization is VariableSynchronization.ON_READ
@@ -154,7 +155,7 @@ class SparseAccess:
             )
 
 
-def _rows(slices: Any) -> tuple[tuple[Any, ...], Any]:
+def _rows(slices: object) -> tuple[tuple[Any, ...], Any]:
     if not isinstance(slices, IndexedSlices):
         raise InvalidType(
             f"`sparse_delta` must be an `rx.IndexedSlices`; got {type(slices).__name__}. For "
@@ -163,7 +164,7 @@ def _rows(slices: Any) -> tuple[tuple[Any, ...], Any]:
     return (_known_indices(slices.indices),), slices.values
 
 
-def _places(indices: Any) -> tuple[Any, ...]:
+def _places(indices: object) -> tuple[Any, ...]:
     array = _known_indices(indices)
     if not array.ndim or not array.shape[-1]:
         raise ShapeMismatch(
@@ -173,12 +174,12 @@ def _places(indices: Any) -> tuple[Any, ...]:
     return tuple(array[..., axis] for axis in range(array.shape[-1]))
 
 
-def _known_indices(indices: Any) -> Any:
+def _known_indices(indices: object) -> Any:
     """Return indices as NumPy has them, so that they can be looked at while something is traced."""
     return indices if isinstance(indices, Tracer) else np.asarray(indices)
 
 
-def _require_within(places: tuple[Any, ...], shape: tuple[int, ...], name: str) -> None:
+def _require_within(places: tuple[Nest, ...], shape: tuple[int, ...], name: str) -> None:
     """Refuse indices that JAX would drop, or count from the end, unless they are traced."""
     if len(places) > len(shape):
         raise ShapeMismatch(

@@ -1,4 +1,4 @@
-"""What a running function sees and leaves behind of the variables: both are parts of a frame."""
+"""The state of a variable in the current context: overlays and transactions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,53 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import jax
 
+from replicax import _context
 from replicax._context import Frame
+from replicax._typing import State
 
 if TYPE_CHECKING:
     from replicax.variables._variable import Variable
 
-# Held from when states are given to a program that reuses their memory until they are replaced, so
-# that no other thread takes one in between.
+# It is held from when states are given to a program that reuses their memory until they are
+# replaced, so that no other thread takes one in between.
 reusing_states = threading.RLock()
+
+
+def state_of(variable: Variable) -> State:
+    """Return the state of a variable: the stored one, or that in the program being traced."""
+    program = _context.current().program
+    if program is not None:
+        return program.state_of(variable)
+    storage = variable._storage
+    with reusing_states:
+        storage.exclusive = False  # the caller may keep a reference
+        return storage.stored
+
+
+def set_state(variable: Variable, state: State) -> None:
+    """Change the state of a variable; undone if the running function fails."""
+    frame = _context.current()
+    if frame.program is not None:
+        if frame.transaction is not None:
+            frame.transaction.remember(variable, frame.program.state_of(variable))
+        frame.program.set_state_of(variable, state)
+        return
+    if frame.transaction is not None:
+        frame.transaction.remember(variable, variable._storage.stored)
+    variable._storage.store(state)
+
+
+def restore_state(variable: Variable, state: object) -> None:
+    """Put a state back, past every transaction."""
+    program = _context.current().program
+    if program is not None:
+        program.set_state_of(variable, state)
+    else:
+        variable._storage.store(state)
 
 
 @final
@@ -43,7 +78,7 @@ class Overlay:
         return found
 
     def assign(self, variable: Variable, value: jax.Array) -> None:
-        """A write by the function. It is constant for the gradient, as with a gradient tape.
+        """Note a write by the function. It is constant for the gradient, as with a gradient tape.
 
         A variable that is differentiated stays so: its reads lead back to it, whatever its value.
         """
@@ -63,17 +98,17 @@ class Overlay:
 
 @final
 class Transaction:
-    """Remembers what variables were before their first write, to put it back on failure.
+    """The states of variables before their first write, to be put back on failure.
 
-    States are immutable, so remembering one is keeping a reference.
+    States are immutable, so keeping a reference preserves one.
     """
 
     __slots__ = ("_before",)
 
     def __init__(self) -> None:
-        self._before: dict[Variable, Any] = {}
+        self._before: dict[Variable, State] = {}
 
-    def remember(self, variable: Variable, state: Any) -> None:
+    def remember(self, variable: Variable, state: object) -> None:
         self._before.setdefault(variable, state)
 
     @property
@@ -81,18 +116,18 @@ class Transaction:
         return list(self._before)
 
     def include(self, inner: Transaction) -> None:
-        """Takes over what a part of this transaction that has succeeded would put back."""
+        """Take over the old states of a nested transaction that has succeeded."""
         for variable, state in inner._before.items():
             self.remember(variable, state)
 
     def roll_back(self) -> None:
         for variable, state in self._before.items():
-            variable.restore_state(state)
+            restore_state(variable, state)
 
 
 @contextmanager
 def all_or_nothing(frame: Frame) -> Iterator[Frame]:
-    """A frame for a function whose failure leaves every variable as it was."""
+    """Yield a frame for a function whose failure leaves every variable as it was."""
     transaction = Transaction()
     try:
         yield replace(frame, transaction=transaction)

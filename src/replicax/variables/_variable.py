@@ -1,44 +1,60 @@
-"""The variable that users see: creation, metadata, reads, writes; kinds of variables fill it in."""
+"""The variable that users see: creation, metadata, reads and writes.
+
+Inside it has two parts: a *storage*, where the arrays are, and a *synchronization*, which says when
+copies are brought together. The classes that users see are names for the pairs (`_kinds.py`).
+"""
 
 from __future__ import annotations
 
+import copy
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import NamedSharding
 
 from replicax import _context
-from replicax._context import Frame, Kind
+from replicax._context import ContextKind, Frame
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._jax_compat import accept_as_array, without_mesh
-from replicax._nest import Whole
+from replicax._nest import AlwaysLeaf
 from replicax._operators import ArrayOperators
+from replicax._typing import Nest
 from replicax.errors import (
     ContextError,
     InvalidType,
     NotPicklable,
     ShapeMismatch,
 )
-from replicax.values import Mirrored, PerReplica, place
+from replicax.values import Component, Mirrored, PerReplica
 from replicax.variables._creation import VariableRequest, create_variable
 from replicax.variables._sparse import SparseAccess
-from replicax.variables._state import reusing_states
+from replicax.variables._state import restore_state, set_state, state_of
+from replicax.variables._storage import Storage
+from replicax.variables._synchronization import OfOneCopy, Synchronization, own_copy
+from replicax.variables._write import Write
 
 if TYPE_CHECKING:
-    from replicax._typing import ArrayLike, StrategyLike
-    from replicax.topology import Topology
+    from jax.typing import DTypeLike
+    from numpy.typing import ArrayLike  # unlike that of JAX, lists as well
 
-Combine = Callable[[Any, Any], Any]
+    from replicax._enums import AggregationLike, SynchronizationLike
+    from replicax._typing import StrategyLike
 
 
-class Variable(Whole, SparseAccess, ArrayOperators):
+def _flatten(variable: Variable) -> tuple[tuple[jax.Array], None]:
+    return (variable.value,), None
+
+
+def _unflatten(_: None, children: tuple[object]) -> Any:
+    return children[0]
+
+
+class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
     """State that lives on the devices of the current strategy.
 
     In a strategy's scope this makes the strategy's kind of variable, such as a
@@ -66,26 +82,24 @@ class Variable(Whole, SparseAccess, ArrayOperators):
     13.0
     """
 
-    _strategy: StrategyLike | None
     _request: VariableRequest
-    _stored: Any
-    # Whether the memory of the stored state is the variable's alone, and may be reused.
-    exclusive = False
-    # The variable that this one is a deep copy of.
-    copied_from: Callable[[], Variable | None] = staticmethod(lambda: None)
-    # Whether programs may ever reuse it. Not if somebody else keeps the state, and shows it around.
-    reusable = True
+    _strategy: StrategyLike | None
+    _storage: Storage
+    _synchronization: Synchronization
     _shape: tuple[int, ...]
     _dtype: np.dtype
+    _copies: tuple[Variable, ...] | None = None
+    # The variable that this one is a deep copy of.
+    _copied_from: Callable[[], Variable | None] = staticmethod(lambda: None)
 
     def __new__(
         cls,
-        initial_value: ArrayLike | Callable[[], ArrayLike] | Any,
+        initial_value: ArrayLike | Callable[[], ArrayLike],
         trainable: bool | None = None,
         name: str | None = None,
-        dtype: Any = None,
-        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation | str | None = VariableAggregation.NONE,
+        dtype: DTypeLike | None = None,
+        synchronization: SynchronizationLike = VariableSynchronization.AUTO,
+        aggregation: AggregationLike | None = VariableAggregation.NONE,
         constraint: Callable[[jax.Array], Any] | None = None,
     ) -> Variable:
         if constraint is not None and not callable(constraint):
@@ -103,59 +117,57 @@ class Variable(Whole, SparseAccess, ArrayOperators):
         )
         return create_variable(request)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Nest) -> None:
         super().__init_subclass__(**kwargs)
         # In any function of JAX, a variable is its value: this is the way that JAX provides.
         jax.tree_util.register_pytree_node(cls, _flatten, _unflatten)
 
     @classmethod
-    def _build(
-        cls, request: VariableRequest, strategy: StrategyLike | None, state: Any, like: jax.Array
+    def _made(
+        cls,
+        request: VariableRequest,
+        strategy: StrategyLike | None,
+        storage: Storage,
+        synchronization: Synchronization,
+        dtype: Any,
     ) -> Self:
-        """Makes an instance; `like` has the shape and dtype that the user sees."""
-        self = object.__new__(cls)
-        # Without the initial value, which would be kept alive as long as the variable.
-        self._request = replace(request, initial_value=None)
-        self._strategy, self._stored = strategy, state
-        self._shape, self._dtype = like.shape, like.dtype
+        """Create a variable of its parts, and tell the strategy of it."""
+        self = cls._of_parts(request, strategy, storage, synchronization, dtype)
+        if strategy is not None:
+            strategy._note_variable(self)
         return self
 
-    # What a kind of variable decides. The class is no `ABC`, or type checkers would refuse
-    # `rx.Variable(...)`; kinds are final classes, and the tests make one of each.
+    @classmethod
+    def _of_parts(
+        cls,
+        request: VariableRequest,
+        strategy: StrategyLike | None,
+        storage: Storage,
+        synchronization: Synchronization,
+        dtype: Any,
+    ) -> Self:
+        """Create a variable, or one copy, of its parts."""
+        self = object.__new__(cls)
+        # The initial value is left out: it would be kept alive as long as the variable.
+        self._request = replace(request, initial_value=None)
+        self._strategy, self._storage, self._synchronization = strategy, storage, synchronization
+        self._shape, self._dtype = storage.shape, dtype
+        return self
 
     @property
-    @abstractmethod
     def values(self) -> tuple[Variable, ...]:
         """The copies, one for each local replica (or the one there is)."""
+        if self._copies is None:
+            if self._storage.num_copies is None:
+                return (self,)
+            count = range(self._storage.num_copies)
+            self._copies = tuple(VariableCopy.of(self, index) for index in count)
+        return self._copies
 
     @property
-    @abstractmethod
     def device(self) -> jax.Device:
-        """Where the copy is that a read would give here."""
-
-    @abstractmethod
-    def _read(self, frame: Frame) -> jax.Array:
-        """The value as seen from `frame`."""
-
-    @abstractmethod
-    def _write(self, frame: Frame, combine: Combine, value: Any) -> None:
-        """Makes the value `combine(old, value)`, by the rules of `frame`."""
-
-    @abstractmethod
-    def _agreed(self, frame: Frame, value: jax.Array) -> jax.Array:
-        """What this replica's `value` becomes once all replicas' values are taken into account."""
-
-    @abstractmethod
-    def _settle(self, frame: Frame, value: jax.Array) -> None:
-        """Stores a value that all replicas have agreed on."""
-
-    @abstractmethod
-    def cross_replica_array(self) -> jax.Array:
-        """All copies as one array, for computations that change every copy alike."""
-
-    @abstractmethod
-    def store_cross_replica_array(self, array: jax.Array) -> None:
-        """Takes the result of such a computation."""
+        """The device of the copy that a read would give here."""
+        return self._storage.device(own_copy(self, _context.current()) or 0)
 
     # What users call.
 
@@ -165,14 +177,14 @@ class Variable(Whole, SparseAccess, ArrayOperators):
         frame = _context.current()
         if frame.overlay is not None and (found := frame.overlay.find(self)) is not None:
             return found
-        return self._read(frame)
+        return self._synchronization.read(self, frame)
 
     def read_value(self) -> jax.Array:
-        """The same as `value`."""
+        """Return the same as `value`."""
         return self.value
 
     def numpy(self) -> np.ndarray:
-        """The value as a NumPy array."""
+        """Return the value as a NumPy array."""
         return np.asarray(self.value)
 
     # The further arguments of these are for programs written for the reference. A write is done
@@ -180,36 +192,36 @@ class Variable(Whole, SparseAccess, ArrayOperators):
 
     def assign(
         self,
-        value: ArrayLike | Any,
+        value: ArrayLike,
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
         """Set the value; the arguments after it change nothing here."""
-        return self._assign(_replace, value)
+        return self._assign(Write.ASSIGN, value)
 
     def assign_add(
         self,
-        delta: ArrayLike | Any,
+        delta: ArrayLike,
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
         """Add to the value; the arguments after it change nothing here."""
-        return self._assign(_add, delta)
+        return self._assign(Write.ADD, delta)
 
     def assign_sub(
         self,
-        delta: ArrayLike | Any,
+        delta: ArrayLike,
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
         """Subtract from the value; the arguments after it change nothing here."""
-        return self._assign(_subtract, delta)
+        return self._assign(Write.SUB, delta)
 
     @without_mesh
-    def _assign(self, combine: Combine, value: Any) -> Variable:
+    def _assign(self, write: Write, value: Any) -> Variable:
         frame = _context.current()
         self._require_no_other_scope(frame)
         value = self._admit(value)
@@ -221,11 +233,12 @@ class Variable(Whole, SparseAccess, ArrayOperators):
                     "`jax.grad`, or return the value from the transformed function and assign it "
                     "outside."
                 )
-            self._write(frame, combine, value)
+            self._synchronization.write(self, frame, write, value)
         else:
-            # The old value first: once the replicas have met, another one may have settled.
+            # Read the old value first: once replicas have met, another one may have written back.
             old = self.value
-            frame.overlay.assign(self, combine(old, self._agreed(frame, value)))
+            agreed = self._synchronization.agreed(self, frame, value)
+            frame.overlay.assign(self, write.applied(old, agreed))
         return self
 
     @property
@@ -258,107 +271,22 @@ class Variable(Whole, SparseAccess, ArrayOperators):
 
     @property
     def constraint(self) -> Callable[[jax.Array], Any] | None:
-        """The function that optimizers apply to what they make of the variable."""
+        """The function that optimizers apply to updated values of the variable."""
         return self._request.constraint
 
     def get_shape(self) -> tuple[int, ...]:
-        """Return the shape; the name that programs of the reference use."""
+        """Return the shape, by the name that tf.distribute programs use."""
         return self._shape
 
     @property
     def partition(self) -> tuple[int, ...] | None:
-        """Into how many parts each dimension is divided over the logical devices; None if not."""
+        """The number of parts of each dimension, over the logical devices; None if not divided."""
         return self._request.partition
 
     @property
     def strategy(self) -> StrategyLike | None:
         """The strategy in whose scope it was created; None for a plain variable."""
         return self._strategy
-
-    # For the rest of the library.
-
-    @property
-    def state(self) -> Any:
-        """All there is to know about the value here: stored, or in the program being traced."""
-        program = _context.current().program
-        if program is not None:
-            return program.state_of(self)
-        with reusing_states:
-            self.exclusive = False  # whoever asked may keep it
-            return self._stored
-
-    def set_state(self, state: Any) -> None:
-        frame = _context.current()
-        if frame.program is not None:
-            if frame.transaction is not None:
-                frame.transaction.remember(self, frame.program.state_of(self))
-            frame.program.set_state_of(self, state)
-            return
-        if frame.transaction is not None:
-            frame.transaction.remember(self, self._stored)
-        self._stored, self.exclusive = state, False
-
-    def restore_state(self, state: Any) -> None:
-        program = _context.current().program
-        if program is not None:
-            program.set_state_of(self, state)
-            return
-        self._stored, self.exclusive = state, False
-
-    def lift(self, topology: Topology | None) -> jax.Array:
-        """The stored state as a program over `topology` takes it."""
-        return self.unwrap_state(self._stored, topology)
-
-    def settle_program(self, array: jax.Array, topology: Topology | None, exclusive: bool) -> None:
-        """Stores what a program has made; `exclusive` if nobody else has its memory."""
-        self._stored, self.exclusive = self.rewrap_state(array, topology), exclusive
-
-    def stored_value(self) -> jax.Array:
-        """The value outside of any program that is being traced."""
-        outside = replace(_context.current(), program=None, overlay=None)
-        with _context.entered(outside):
-            return self.value
-
-    def layout(self, topology: Topology) -> NamedSharding:
-        """How the array that stands for the state lies on the devices of `topology`."""
-        return topology.split if self.split_over_replicas else topology.replicated
-
-    @property
-    def split_over_replicas(self) -> bool:
-        """Whether replicas have states of their own, rather than one and the same."""
-        return False
-
-    def wrap_state(self, array: jax.Array, topology: Topology | None, inside: bool) -> Any:
-        """The state that `array` stands for in a program over `topology`."""
-        return array
-
-    def unwrap_state(self, state: Any, topology: Topology | None) -> jax.Array:
-        """The array that stands for `state` in a program over `topology`."""
-        if topology is None or isinstance(state, Tracer):
-            return state
-        return topology.replicate(state)
-
-    def rewrap_state(self, array: jax.Array, topology: Topology | None) -> Any:
-        """The state to store of an array that a program has returned."""
-        return array if topology is None else place(array.addressable_data(0), self.device)
-
-    def settle(self, value: jax.Array) -> None:
-        """Stores what a function with an overlay has left for this variable."""
-        frame = _context.current()
-        if frame.overlay is None:
-            self._settle(frame, value)
-        else:
-            frame.overlay.write(self, value)
-
-    @property
-    def _home(self) -> StrategyLike:
-        """The strategy, for kinds that always have one."""
-        assert self._strategy is not None
-        return self._strategy
-
-    def _at_home(self, frame: Frame) -> bool:
-        """Whether `frame` belongs to this variable's strategy; elsewhere it acts cross-replica."""
-        return self._strategy is not None and frame.strategy is self._strategy
 
     def _require_no_other_scope(self, frame: Frame) -> None:
         elsewhere = frame.strategy is not None and frame.strategy is not self._strategy
@@ -369,14 +297,8 @@ class Variable(Whole, SparseAccess, ArrayOperators):
                 "it there."
             )
 
-    def _in_replica(self, frame: Frame) -> bool:
-        return frame.kind is Kind.REPLICA and self._at_home(frame)
-
-    def _in_update(self, frame: Frame) -> bool:
-        return frame.kind is Kind.UPDATE and self._at_home(frame)
-
     def _admit(self, value: Any) -> Any:
-        """Checks a value to be written; returns an array, or a Mirrored value as it is."""
+        """Check a value to be written; return an array, or a Mirrored value as it is."""
         if isinstance(value, Variable):
             value = value.value
         if isinstance(value, PerReplica):
@@ -414,7 +336,9 @@ class Variable(Whole, SparseAccess, ArrayOperators):
         )
 
     def __repr__(self) -> str:
-        lines = ",\n".join(f"  {i}: {copy!r}" for i, copy in enumerate(self.values))
+        state = state_of(self)
+        copies = [(copy.name, self._storage.read(state, i)) for i, copy in enumerate(self.values)]
+        lines = ",\n".join(f"  {i}: {describe(*copy)}" for i, copy in enumerate(copies))
         return f"{type(self).__name__}:{{\n{lines}\n}}"
 
     def __reduce__(self) -> NoReturn:
@@ -426,7 +350,7 @@ class Variable(Whole, SparseAccess, ArrayOperators):
     def __copy__(self) -> NoReturn:
         self.__reduce__()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+    def __deepcopy__(self, memo: dict[int, object]) -> Variable:
         """Create another variable, of the same strategy, that begins with this one's value."""
         frame = _context.current()
         if frame.replica is not None or frame.program is not None:
@@ -436,15 +360,111 @@ class Variable(Whole, SparseAccess, ArrayOperators):
             )
         # The copies of an ON_READ variable differ, and have no single value.
         begin = replace(self._request, initial_value=lambda: self.values[0].value)
-        with _context.entered(Frame(self._strategy, Kind.CROSS_REPLICA, partition=self.partition)):
+        with _context.entered(
+            Frame(self._strategy, ContextKind.CROSS_REPLICA, partition=self.partition)
+        ):
             memo[id(self)] = copied = create_variable(begin)
-        copied.restore_state(self.state)
-        copied.copied_from = weakref.ref(self)
+        restore_state(copied, state_of(self))
+        copied._copied_from = weakref.ref(self)
         return copied
 
 
+@final
+class VariableCopy(Component, Variable):
+    """One replica's copy of a variable, as `variable.values` and `update` give it."""
+
+    _container: Variable
+    _index: int
+
+    @classmethod
+    def of(cls, container: Variable, index: int) -> VariableCopy:
+        rule = OfOneCopy(container, index)
+        self = cls._of_parts(
+            container._request, container._strategy, container._storage, rule, container._dtype
+        )
+        self._container, self._index = container, index
+        return self
+
+    @property
+    def container(self) -> Variable:
+        return self._container
+
+    @property
+    def name(self) -> str:
+        name = self._container.name
+        return name if self._index == 0 else f"{name}/replica_{self._index}"
+
+    @property
+    def values(self) -> tuple[Variable, ...]:
+        return (self,)
+
+    @property
+    def device(self) -> jax.Device:
+        return self._storage.device(self._index)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Variable:
+        return copy.deepcopy(self._container, memo).values[self._index]
+
+    def __repr__(self) -> str:
+        return describe(self.name, self._storage.read(state_of(self._container), self._index))
+
+
+def describe(name: str, array: jax.Array) -> str:
+    """Return one line for one copy."""
+    if isinstance(array, Tracer):
+        return f"<rx.Variable {name!r} shape={array.shape} dtype={array.dtype}, traced>"
+    with np.printoptions(threshold=8, edgeitems=2):
+        value = str(np.asarray(array)).replace("\n", "")
+    return f"<rx.Variable {name!r} shape={array.shape} dtype={array.dtype}, value={value}>"
+
+
+# For the rest of the library.
+
+
+def storage_of(variable: Variable) -> Storage:
+    """Return where the arrays of a variable are."""
+    return variable._storage
+
+
+def stored_value(variable: Variable) -> jax.Array:
+    """Return the value outside of any program that is being traced."""
+    outside = replace(_context.current(), program=None, overlay=None)
+    with _context.entered(outside):
+        return variable.value
+
+
+def write_back(variable: Variable, value: jax.Array) -> None:
+    """Store the value that a function left for a variable in an overlay."""
+    frame = _context.current()
+    if frame.overlay is None:
+        variable._synchronization.write_back(variable, frame, value)
+    else:
+        frame.overlay.write(variable, value)
+
+
+def whole_array(variable: Variable) -> jax.Array:
+    """Return all copies as one array, for computations that change every copy alike."""
+    whole = _container_of(variable)
+    return whole._storage.whole(state_of(whole))
+
+
+def store_whole_array(variable: Variable, array: jax.Array) -> None:
+    """Store the result of such a computation."""
+    whole = _container_of(variable)
+    set_state(whole, whole._storage.of_whole(array))
+
+
+def original_of(variable: Variable) -> Variable | None:
+    """Return the variable that this one is a deep copy of, if it still exists."""
+    return variable._copied_from()
+
+
+def _container_of(variable: Variable) -> Variable:
+    return variable.container if isinstance(variable, VariableCopy) else variable
+
+
 def _known(variable: Variable) -> jax.Array | jax.ShapeDtypeStruct:
-    """Return what is known of the value without reading it."""
+    """Return the value, or its shape and dtype, without reading it."""
     overlay = _context.current().overlay
     found = None if overlay is None else overlay.find(variable)
     return jax.ShapeDtypeStruct(variable.shape, variable.dtype) if found is None else found
@@ -453,44 +473,18 @@ def _known(variable: Variable) -> jax.Array | jax.ShapeDtypeStruct:
 accept_as_array(Variable, lambda variable: variable.value, _known)
 
 
-def _flatten(variable: Variable) -> tuple[tuple[jax.Array], None]:
-    return (variable.value,), None
-
-
-def _unflatten(_: None, children: tuple[Any]) -> Any:
-    return children[0]
-
-
-def _replace(old: Any, new: Any) -> Any:
-    return new
-
-
-def _add(old: Any, new: Any) -> Any:
-    return old + new
-
-
-def _subtract(old: Any, new: Any) -> Any:
-    return old - new
-
-
-WRITES: dict[Combine, str] = {  # for messages
-    _replace: "assign",
-    _add: "assign_add",
-    _subtract: "assign_sub",
-}
-
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def _fits(source: Any, target: Any) -> bool:
-    """Arrays of JAX keep their dtype; NumPy and Python numbers may become a wider kind."""
+    """Tell whether a dtype fits; only NumPy and Python numbers may become a wider kind."""
     if isinstance(source, jax.Array) and not getattr(source, "weak_type", False):
         return source.dtype == target
     return 0 <= _kind(source.dtype) <= _kind(target)
 
 
-def _kind(dtype: Any) -> int:
-    """From bool to complex; -1 for what is no number."""
+def _kind(dtype: DTypeLike) -> int:
+    """Return the rank of a dtype, from bool to complex; -1 if it is not numeric."""
     for rank, kind in enumerate(_KINDS):
         if jnp.issubdtype(dtype, kind):
             return rank

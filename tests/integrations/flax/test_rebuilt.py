@@ -56,7 +56,7 @@ def by_jit_of_a_part():
 
 
 def by_plain_jit():
-    """As on Flax's page on performance, but for what is kept."""
+    """The recipe of Flax's page on performance, except for the cached state."""
     ours = made(TX)
 
     @jax.jit
@@ -146,7 +146,7 @@ def on_one_device():
 
 
 def trained_parts(objects):
-    """Of a model and its optimizer, what all ways have."""
+    """Return the state of a model and its optimizer, which is the same in all variants."""
     return nnx.Dict(model=objects[0]), nnx.Dict(
         state=nnx.data(objects[1].opt_state), step=objects[1].step
     )
@@ -218,7 +218,7 @@ def test_what_nnx_has_compiled_elsewhere_is_compiled_anew(two):
 
 
 def test_a_rebuilt_optimizer_has_the_users_transformation(two):
-    """What replicas see is nothing that an optimizer holds, so that nothing sums twice."""
+    """Replicas see no object that an optimizer holds, so that no gradient is summed twice."""
     ours = made(TX)
     graphs = []
 

@@ -1,4 +1,4 @@
-"""What JAX has traced inside of a step is traced again where gradients are reduced otherwise."""
+"""Code that JAX has traced inside a step is traced again for another gradient reduction."""
 
 from __future__ import annotations
 

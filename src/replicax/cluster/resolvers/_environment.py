@@ -1,15 +1,42 @@
-"""Environment variables that have to be there."""
+"""The environment variables by which a resolver is found, and those that it needs."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
 
 from replicax.cluster._spec import as_index, shown
 from replicax.errors import ClusterError
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """The variables by which an environment is recognised.
+
+    Args:
+      variables: All of these must be set; none for a resolver that must be given to a strategy.
+      names_come_later: Whether the names of workers resolve only when the workers have started.
+      to_look: Arguments with which the resolver changes nothing when it is asked.
+    """
+
+    variables: tuple[str, ...] = ()
+    names_come_later: bool = False
+    to_look: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def present(self) -> list[str]:
+        return [name for name in self.variables if name in os.environ]
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in self.variables if name not in os.environ]
+
+
 def required(*names: str, advice: str) -> str:
-    """The first of these variables that is set.
+    """Return the first of these variables that is set.
 
     Args:
       names: Variables that say the same, the best first.
@@ -25,7 +52,7 @@ def required(*names: str, advice: str) -> str:
 
 
 def required_number(*names: str, advice: str) -> int:
-    """The same for a variable that is a number, 0 or more."""
+    """Do the same as `required` for a variable that is a number, 0 or more."""
     text = required(*names, advice=advice)
     number = as_index(text)
     if number is None:

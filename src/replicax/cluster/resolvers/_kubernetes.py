@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from replicax.cluster._spec import ClusterSpec, as_index, shown
-from replicax.cluster.resolvers._environment import required, required_number
+from replicax.cluster.resolvers._environment import Signs, required, required_number
 from replicax.cluster.resolvers._resolver import (
     ClusterResolver,
     checked_task_id,
@@ -25,7 +25,7 @@ _SUBDOMAIN = "REPLICAX_SUBDOMAIN"
 
 @final
 class KubernetesClusterResolver(ClusterResolver):
-    """Finds pods by their labels, or computes the host names of an indexed Job or a JobSet.
+    """A resolver that finds pods by labels, or computes host names of an indexed Job or a JobSet.
 
     Labels are looked up, with the package `kubernetes`, if they or a client are given. Else, if
     the number of workers is given or the package is not installed, this pod's environment says
@@ -50,6 +50,9 @@ class KubernetesClusterResolver(ClusterResolver):
     ClusterSpec({'worker': ['train-0.pods:8470', 'train-1.pods:8470']}) worker 1
     """
 
+    # Kubernetes sets the first in every indexed Job, whether or not its pods work together.
+    _signs = Signs((_INDEX, _NUM_WORKERS), names_come_later=True)
+
     def __init__(
         self,
         job_to_label_mapping: Mapping[str, Sequence[str]] | None = None,
@@ -68,7 +71,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._subdomain = subdomain
 
     def cluster_spec(self) -> ClusterSpec:
-        """The pods as they are now."""
+        """Return the pods as they are now."""
         if self._is_numbered:
             hosts = _Numbering.read(self._num_workers, self._subdomain).hosts
             return ClusterSpec({"worker": [f"{host}:{self._port}" for host in hosts]})
@@ -87,7 +90,7 @@ class KubernetesClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task, by default this one; empty if it is not known which that is."""
+        """Return the address of a task, by default this one; empty if it is not known which."""
         return self._address_of(task_type, task_id, rpc_layer) or ""
 
     @property
@@ -103,7 +106,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this pod in its job: its number if it has one, else what it was set to."""
+        """The index of this pod in its job: its number if it has one, else the given one."""
         if self._task_id is None and self._is_numbered and _INDEX in os.environ:
             return _Numbering.read(self._num_workers, self._subdomain).own_index
         return self._task_id
@@ -114,11 +117,11 @@ class KubernetesClusterResolver(ClusterResolver):
 
     @property
     def _is_numbered(self) -> bool:
-        """Whether the environment of this pod says everything, so that nobody has to be asked."""
+        """True if the environment of this pod is complete, so that Kubernetes is not queried."""
         if self._labels or self._client is not None:
             return False
-        told = self._num_workers is not None or _NUM_WORKERS in os.environ
-        return told or importlib.util.find_spec("kubernetes") is None
+        given = self._num_workers is not None or _NUM_WORKERS in os.environ
+        return given or importlib.util.find_spec("kubernetes") is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +129,8 @@ class _Numbering:
     """Pods whose names follow from their numbers: those of a Job, or of the equal Jobs of a JobSet.
 
     Kubernetes itself sets JOB_COMPLETION_INDEX and the host name `<job>-<index>`. What a JobSet
-    knows is in labels of the pod, which its manifest has to turn into variables. How many pods
-    there are, and their subdomain, no label says.
+    knows is in labels of the pod, which its manifest must turn into variables. No label says
+    how many pods there are, or what their subdomain is.
     """
 
     jobs: tuple[str, ...]
@@ -192,7 +195,7 @@ def _subdomain_of(jobset: str | None) -> str:
 
 
 def _jobs_of_set(jobset: str) -> tuple[tuple[str, ...], int]:
-    """The names of the Jobs of a JobSet that are like this one, and which of them this is."""
+    """Return the names of the Jobs of a JobSet that are like this one, and which one this is."""
     advice = "Set it from the label {} of the pod, with a `fieldRef` in the manifest."
     kind = required(
         "REPLICATED_JOB_NAME", advice=advice.format("jobset.sigs.k8s.io/replicatedjob-name")
@@ -220,14 +223,14 @@ def _own_job_name(own_pod: int) -> str:
 
 
 def _running(client: Any, job: str, selectors: Sequence[str]) -> list[str]:
-    """The addresses of the pods of a job; selector by selector, and by name."""
+    """Return the addresses of the pods of a job, selector by selector and by name."""
     addresses: list[str] = []
     for selector in selectors:
         pods = client.list_pod_for_all_namespaces(label_selector=selector).items
         for pod in sorted(pods, key=lambda pod: pod.metadata.name):
             if pod.status.phase != "Running":
                 raise ClusterError(
-                    f"Every pod of job {job!r} has to be running; pod {pod.metadata.name!r} is in "
+                    f"Every pod of job {job!r} must be running; pod {pod.metadata.name!r} is in "
                     f"phase {pod.status.phase!r}. Wait until it runs, or delete it."
                 )
             addresses.append(_address(pod))
@@ -246,7 +249,7 @@ def _address(pod: Any) -> str:
     return address if isinstance(address, str) and address else pod.status.host_ip
 
 
-def _default_client() -> Any:
+def _default_client() -> object:
     try:
         from kubernetes import client, config
     except ImportError:

@@ -1,19 +1,20 @@
-"""What every resolver answers."""
+"""The questions that every resolver answers."""
 
 from __future__ import annotations
 
 import abc
 from collections import Counter
-from typing import Any
+from typing import ClassVar
 
 import jax
 
 from replicax.cluster._spec import ClusterSpec, as_index, shown
+from replicax.cluster.resolvers._environment import Signs
 from replicax.errors import ClusterError
 
 
 class ClusterResolver(abc.ABC):
-    """Tells a process which cluster it belongs to, and which of its tasks it is.
+    """An object from which a process learns its cluster, and its own task in it.
 
     To describe clusters in a way of your own, derive from it and write `cluster_spec` and
     `master`.
@@ -31,14 +32,16 @@ class ClusterResolver(abc.ABC):
     'localhost:2223'
     """
 
-    # On the class, so that those who derive from it need not call `super().__init__`.
+    _signs: ClassVar[Signs] = Signs()
+
+    # On the class, so that subclasses need not call `super().__init__`.
     _task_type: str | None = None
     _task_id: int | None = None
     _rpc_layer: str | None = None
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as it is now."""
+        """Return the cluster as it is now."""
 
     @abc.abstractmethod
     def master(
@@ -47,18 +50,18 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task, by default this one, with the protocol if there is one."""
+        """Return the address of a task, by default this one, with the protocol if there is one."""
 
     def num_accelerators(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> dict[str, int]:
-        """How many accelerators of each kind this process has, such as `{"GPU": 2}`; CPUs are none.
+        """Count this process's accelerators of each kind, such as `{"GPU": 2}`; CPUs are none.
 
-        It asks JAX, and that starts it: in a cluster, make the strategy first. Of other tasks
-        nothing is known, so the arguments make no difference.
+        It asks JAX, and so starts it: in a cluster, make the strategy first. Nothing is known of
+        other tasks, so the arguments make no difference.
         """
         del task_type, task_id, config_proto
         kinds = (device.platform.upper() for device in jax.local_devices())
@@ -99,7 +102,7 @@ class ClusterResolver(abc.ABC):
     def _address_of(
         self, task_type: str | None, task_id: int | None, rpc_layer: str | None
     ) -> str | None:
-        """The address of a task, by default this one; None if it is not said which."""
+        """Return the address of a task, by default this one; None if it is not said which."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -109,7 +112,7 @@ class ClusterResolver(abc.ABC):
 
 
 def with_protocol(address: str, rpc_layer: str | None) -> str:
-    """The address as a URL, if there is a protocol.
+    """Return the address as a URL, if there is a protocol.
 
     >>> from replicax.cluster.resolvers._resolver import with_protocol
     >>> with_protocol("host0:2222", "grpc"), with_protocol("host0:2222", None)
@@ -119,7 +122,7 @@ def with_protocol(address: str, rpc_layer: str | None) -> str:
 
 
 def checked_task_type(task_type: object) -> str | None:
-    """The task type, if it can be one."""
+    """Return the task type, if it can be one."""
     if task_type is None or (isinstance(task_type, str) and task_type):
         return task_type
     raise ClusterError(
@@ -129,7 +132,7 @@ def checked_task_type(task_type: object) -> str | None:
 
 
 def checked_task_id(task_id: object) -> int | None:
-    """The index of a task as an integer, if it can be one."""
+    """Return the index of a task as an integer, if it can be one."""
     index = as_index(task_id)
     if index is None and task_id is not None:
         raise ClusterError(

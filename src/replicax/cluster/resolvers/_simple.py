@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 from replicax.cluster._spec import ClusterLike, ClusterSpec, shown
 from replicax.cluster.resolvers._resolver import (
@@ -17,7 +17,7 @@ from replicax.errors import ClusterError
 
 @final
 class SimpleClusterResolver(ClusterResolver):
-    """Answers with what it was given.
+    """A resolver that returns its arguments.
 
     Args:
       cluster_spec: The cluster, or a dict that describes it.
@@ -59,7 +59,7 @@ class SimpleClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster that was given."""
+        """Return the cluster that was given."""
         return self._cluster_spec
 
     def master(
@@ -68,7 +68,7 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task if one is asked for, else the master that was given."""
+        """Return the address of a task if one is asked for, else the master that was given."""
         if task_type is None or task_id is None:
             address = self._master
         else:
@@ -79,9 +79,9 @@ class SimpleClusterResolver(ClusterResolver):
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> dict[str, int]:
-        """The accelerators that were given."""
+        """Return the accelerators that were given."""
         del task_type, task_id, config_proto
         return dict(self._num_accelerators)
 

@@ -6,20 +6,22 @@ import itertools
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
 from replicax.cluster._spec import ClusterSpec, as_index, shown
-from replicax.cluster.resolvers._environment import required, required_number
+from replicax.cluster.resolvers._environment import Signs, required, required_number
 from replicax.cluster.resolvers._resolver import ClusterResolver
 from replicax.errors import ClusterError
 
 _ADVICE = "Start the program with `srun`, or use another resolver."
+_RANK = "SLURM_PROCID"
+_NUM_TASKS = "SLURM_STEP_NUM_TASKS"
 _VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @final
 class SlurmClusterResolver(ClusterResolver):
-    """Reads what Slurm tells each task of a job step.
+    """A resolver that reads the environment of a Slurm job step.
 
     Tasks are numbered node by node, in the order of Slurm's list of nodes.
 
@@ -51,6 +53,9 @@ class SlurmClusterResolver(ClusterResolver):
     ('worker', 1)
     """
 
+    # `srun` sets both; a batch script, which is one process, gets only the first.
+    _signs = Signs((_RANK, _NUM_TASKS), to_look={"auto_set_gpu": False})
+
     def __init__(
         self,
         jobs: Mapping[str, int] | None = None,
@@ -61,9 +66,9 @@ class SlurmClusterResolver(ClusterResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str | None = "grpc",
     ) -> None:
-        rank = required_number("SLURM_PROCID", advice=_ADVICE)
+        rank = required_number(_RANK, advice=_ADVICE)
         if jobs is None:
-            jobs = {"worker": required_number("SLURM_STEP_NUM_TASKS", advice=_ADVICE)}
+            jobs = {"worker": required_number(_NUM_TASKS, advice=_ADVICE)}
         nodes = _tasks_of_nodes(tasks_per_node)
         _check_counts(jobs, nodes, rank)
 
@@ -91,11 +96,11 @@ class SlurmClusterResolver(ClusterResolver):
         self._auto_set_gpu = auto_set_gpu
         within_node = [task for _, count in nodes for task in range(count)]
         # Slurm's own number is right for every way to distribute tasks over nodes.
-        told = as_index(os.environ.get("SLURM_LOCALID"))
-        self._index_on_node = within_node[rank] if told is None else told
+        given = as_index(os.environ.get("SLURM_LOCALID"))
+        self._index_on_node = within_node[rank] if given is None else given
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks of the job step; with `auto_set_gpu`, leaves only this task's GPUs visible."""
+        """Return the step's tasks; with `auto_set_gpu`, leave only this task's GPUs visible."""
         if self._auto_set_gpu:
             self._show_own_gpus_only()
         return self._cluster_spec
@@ -106,20 +111,20 @@ class SlurmClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task, by default this one."""
+        """Return the address of a task, by default this one."""
         return self._address_of(task_type, task_id, rpc_layer) or ""
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """The job of this process and its index there."""
+        """Return the job of this process and its index there."""
         return self.task_type, self.task_id
 
     def num_accelerators(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> dict[str, int]:
-        """The GPUs of each task; JAX is not asked."""
+        """Return the GPUs of each task; JAX is not asked."""
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
@@ -135,7 +140,7 @@ class SlurmClusterResolver(ClusterResolver):
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The nodes of a Slurm list, in its order.
+    """Return the nodes of a Slurm list, in its order.
 
     >>> from replicax.cluster.resolvers._slurm import expand_nodes
     >>> expand_nodes("node[08-10,12],other05")
@@ -156,7 +161,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """The numbers of a Slurm list in which `(x3)` means three times.
+    """Return the numbers of a Slurm list in which `(x3)` means three times.
 
     >>> from replicax.cluster.resolvers._slurm import expand_counts
     >>> expand_counts("2(x3),1")

@@ -1,4 +1,4 @@
-"""The environment variable TF_CONFIG, which most ways to start a cluster set."""
+"""The environment variable TF_CONFIG, which most launchers set."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from typing import Any, NoReturn, final
 
 from replicax.cluster._spec import LARGEST_INDEX, ClusterSpec, as_index, shown
+from replicax.cluster.resolvers._environment import Signs
 from replicax.cluster.resolvers._resolver import (
     ClusterResolver,
     checked_task_id,
@@ -20,9 +21,9 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222"]}, "task": {"type": "worker", "
 
 @final
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads the environment variable TF_CONFIG, anew each time that it is asked.
+    """A resolver that reads the environment variable TF_CONFIG, each time that it is asked.
 
-    Without that variable the cluster is empty. Arguments go before what the variable says.
+    Without that variable the cluster is empty. Arguments take precedence over it.
 
     Args:
       task_type: The job that this process belongs to.
@@ -41,6 +42,8 @@ class TFConfigClusterResolver(ClusterResolver):
     worker 1 host1:2222
     """
 
+    _signs = Signs((_VARIABLE,))
+
     def __init__(
         self,
         task_type: str | None = None,
@@ -54,7 +57,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster that TF_CONFIG describes."""
+        """Return the cluster that TF_CONFIG describes."""
         cluster = _field("cluster", dict, "an object of job names to lists of addresses")
         try:
             return ClusterSpec(cluster or {})
@@ -69,13 +72,13 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task, by default this one; empty if it is the only one.
+        """Return the address of a task, by default this one; empty if it is the only one.
 
-        A field "session_master" in TF_CONFIG goes before all of that.
+        A field "session_master" in TF_CONFIG takes precedence over all of that.
         """
-        told = _field("session_master", str, "a string")
-        if told is not None:
-            return told
+        given = _field("session_master", str, "a string")
+        if given is not None:
+            return given
         cluster = self.cluster_spec()
         if sum(cluster.num_tasks(job) for job in cluster.jobs) <= 1:
             return ""
@@ -144,14 +147,14 @@ def _task_id() -> int | None:
 
 
 def _field(name: str, kind: type, description: str) -> Any:
-    """What TF_CONFIG has under a name; None if nothing."""
+    """Return a field of TF_CONFIG; None if it is missing."""
     value = _read().get(name)
     if value is not None and not isinstance(value, kind):
         _refuse(f'The field "{name}" is not {description}')
     return value
 
 
-def _read() -> dict[str, Any]:
+def _read() -> dict[str, object]:
     text = os.environ.get(_VARIABLE)
     if text is None:
         return {}

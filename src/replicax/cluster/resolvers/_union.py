@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
 
 from replicax.cluster._spec import ClusterSpec, shown
 from replicax.cluster.resolvers._resolver import (
@@ -19,8 +19,8 @@ class UnionResolver(ClusterResolver):
     """One cluster, of which several resolvers know a part.
 
     If a job is a list in all of them, the lists are joined, and one that was there before is left
-    out. Else tasks are put together by their indices. Who this process is, is told by the first
-    resolver that knows.
+    out. Else tasks are put together by their indices. The first resolver that knows tells which
+    task this process is.
 
     Args:
       resolvers: One or more.
@@ -56,7 +56,7 @@ class UnionResolver(ClusterResolver):
         self._task_id = checked_task_id(task_id)
 
     def cluster_spec(self) -> ClusterSpec:
-        """What the resolvers know, put together."""
+        """Return the combined answers of the resolvers."""
         clusters = [resolver.cluster_spec() for resolver in self._resolvers]
         jobs = dict.fromkeys(job for cluster in clusters for job in cluster.jobs)
         return ClusterSpec({job: _merged(job, clusters) for job in jobs})
@@ -67,7 +67,7 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task if one is asked for, else that of the first resolver with one."""
+        """Return the address of a task if one is given, else the first that a resolver has."""
         protocol = rpc_layer or self._rpc_layer
         if task_type is not None and task_id is not None:
             address = self.cluster_spec().task_address(task_type, task_id)
@@ -79,9 +79,9 @@ class UnionResolver(ClusterResolver):
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> dict[str, int]:
-        """The answer of the first resolver."""
+        """Return the answer of the first resolver."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property
@@ -127,7 +127,7 @@ class UnionResolver(ClusterResolver):
         return next((each for each in self._resolvers if each.task_type is not None), None)
 
     def _index_in_union(self, resolver: ClusterResolver) -> int | None:
-        """The resolver's own index, moved by the tasks that were put before its list."""
+        """Return the resolver's own index, moved by the tasks that were put before its list."""
         job, index, own = resolver.task_type, resolver.task_id, resolver.cluster_spec()
         if job is None or index is None or job not in own.jobs:  # an evaluator, say, is in no list
             return index

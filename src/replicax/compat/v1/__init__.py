@@ -1,7 +1,8 @@
-"""`rx.compat.v1`: what `tf.compat.v1.distribute` is there, on the same machinery."""
+"""`rx.compat.v1`: the counterpart of `tf.compat.v1.distribute`, on the same machinery."""
 
 from replicax import cluster_resolver
 from replicax._enums import InputReplicationMode, ReduceOp
+from replicax._public import publish as _publish
 from replicax.compat.v1 import data, experimental
 from replicax.compat.v1._current import get_strategy
 from replicax.compat.v1._strategies import MirroredStrategy, OneDeviceStrategy
@@ -38,3 +39,5 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
 ]
+
+_publish(globals())

@@ -1,4 +1,4 @@
-"""The current strategy, as programs of v1 ask for it."""
+"""The current strategy, for programs of v1."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from replicax.compat.v1._strategy import Strategy
 
 
 def get_strategy() -> strategies.Strategy:
-    """The current strategy; outside every scope the default one, with the methods of v1."""
+    """Return the current strategy; outside every scope the default one, with v1's methods."""
     strategy = strategies.get_strategy()
     return _default_strategy() if strategy.identity is None else strategy
 
 
 @final
 class _DefaultStrategy(Strategy):
-    """The default strategy by another face: it has the same parts."""
+    """The default strategy with another interface: it has the same parts."""
 
     def __init__(self) -> None:
         super().__init__(strategies.get_strategy().extended)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 from replicax._typing import DeviceLike
 from replicax.cluster import ClusterResolver
@@ -19,7 +19,7 @@ from replicax.strategies import central_storage, mirrored, multi_worker, one_dev
 
 @final
 class OneDeviceStrategy(Strategy):
-    """Everything on one device.
+    """A strategy that has everything on one device.
 
     >>> import replicax as rx
     >>> strategy = rx.compat.v1.OneDeviceStrategy(device="/cpu:0")
@@ -33,7 +33,7 @@ class OneDeviceStrategy(Strategy):
 
 @final
 class MirroredStrategy(Strategy):
-    """One replica a device, with a copy of every variable on each, kept equal."""
+    """One replica per device, with a copy of every variable on each, kept equal."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class MirroredStrategy(Strategy):
         require_cross_device_ops(cross_device_ops)
         super().__init__(mirrored(self, devices))
 
-    def _session_settings(self) -> Mapping[str, Any]:
+    def _session_settings(self) -> Mapping[str, object]:
         return {"isolate_session_state": True}
 
 
 @final
 class CentralStorageStrategy(Strategy):
-    """One replica a device; every variable has one copy, on the parameter device."""
+    """One replica per device; every variable has one copy, on the parameter device."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class CentralStorageStrategy(Strategy):
     ) -> None:
         super().__init__(central_storage(self, compute_devices, parameter_device))
 
-    def _session_settings(self) -> Mapping[str, Any]:
+    def _session_settings(self) -> Mapping[str, object]:
         return {"isolate_session_state": True}
 
 
@@ -74,7 +74,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         options = CommunicationOptions(implementation=communication)
         super().__init__(multi_worker(self, cluster_resolver, options))
 
-    def _session_settings(self) -> Mapping[str, Any]:
+    def _session_settings(self) -> Mapping[str, object]:
         resolver = self.cluster_resolver
         if resolver is None or not self.topology.spans_processes:
             return {}

@@ -1,16 +1,16 @@
-"""What all strategies of v1 have besides."""
+"""The additional methods of all strategies of v1."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from replicax import strategies
 from replicax._deprecation import deprecated
-from replicax._enums import InputReplicationMode, ReduceOp
-from replicax._typing import Nest
+from replicax._enums import InputReplicationMode, ReduceOpLike, ReplicationModeLike
+from replicax._typing import ArrayLike, DatasetLike, Nest, Values
 from replicax.errors import InvalidType
 from replicax.execution import require_call
 from replicax.input import (
@@ -24,6 +24,7 @@ from replicax.input import (
 
 if TYPE_CHECKING:
     import grain
+    import jax
 
     from replicax.strategies import Axis
 
@@ -44,24 +45,24 @@ class Strategy(strategies.Strategy):
 
     @deprecated("Use `strategy.run(fn, args=(next(iterator),))`.")
     def experimental_run(
-        self, fn: Callable[..., Any], input_iterator: DistributedIterator | None = None
+        self, fn: Callable[..., Nest], input_iterator: DistributedIterator | None = None
     ) -> Nest:
-        """`run`, with the next element of an iterator for an argument, if there is one."""
+        """Call `run` with the next element of an iterator, if one is given, as the argument."""
         require_call("experimental_run", fn, ())
         if input_iterator is None:
             return self.run(fn)
         return self.run(fn, args=(require_iterator(input_iterator).get_next(),))
 
     @deprecated("Use `iter(strategy.experimental_distribute_dataset(dataset))`.")
-    def make_dataset_iterator(self, dataset: Any) -> InitializableIterator:
-        """An iterator over a dataset of global batches; has to be initialized."""
+    def make_dataset_iterator(self, dataset: DatasetLike) -> InitializableIterator:
+        """Return an iterator over a dataset of global batches, which must be initialized."""
         return InitializableIterator(self.experimental_distribute_dataset(dataset))
 
     @deprecated("Use `iter(strategy.distribute_datasets_from_function(dataset_fn))`.")
     def make_input_fn_iterator(
         self,
-        input_fn: Callable[[InputContext], Any],
-        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        input_fn: Callable[[InputContext], DatasetLike],
+        replication_mode: ReplicationModeLike = InputReplicationMode.PER_WORKER,
     ) -> InitializableIterator:
         """Return an iterator over the replicas' batches, which must be initialized.
 
@@ -74,7 +75,7 @@ class Strategy(strategies.Strategy):
         options = InputOptions(experimental_replication_mode=replication_mode)
         require_call("make_input_fn_iterator", input_fn, ())
 
-        def dataset_fn(context: InputContext) -> Any:
+        def dataset_fn(context: InputContext) -> DatasetLike:
             made = input_fn(context)
             return Calls(made) if _gives_elements(made) else made
 
@@ -83,38 +84,42 @@ class Strategy(strategies.Strategy):
     def experimental_make_numpy_dataset(
         self, numpy_input: Nest, session: None = None
     ) -> grain.MapDataset:
-        """A Grain dataset of the rows of a nest of arrays; `rx.from_tensor_slices` is the same."""
+        """Make a Grain dataset of the rows of a nest of arrays, as `rx.from_tensor_slices` does."""
         return self.extended.experimental_make_numpy_dataset(numpy_input, session)
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: Axis = None) -> Nest:
-        """Combines a per-replica value, or a nest of them, into plain arrays.
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: ArrayLike, axis: Axis = None) -> jax.Array: ...
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: Values, axis: Axis = None) -> Values: ...
+    def reduce(self, reduce_op: ReduceOpLike, value: Nest, axis: Axis = None) -> Nest:
+        """Combine a per-replica value, or a nest of them, into plain arrays.
 
         Args:
-          reduce_op: SUM or MEAN.
+          reduce_op: A `ReduceOp`, or its name.
           value: What `run` returned.
           axis: A dimension to combine over as well; None for the replicas only.
         """
         return super().reduce(reduce_op, value, axis)
 
     @deprecated("Leave it out: there are no sessions on JAX to configure.")
-    def update_config_proto(self, config_proto: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of a session's configuration, with what this strategy adds to it there.
+    def update_config_proto(self, config_proto: Mapping[str, Any]) -> dict[str, object]:
+        """Return a copy of a session's configuration, with this strategy's additions.
 
         Nothing here reads it. The argument is a mapping of the fields of a `ConfigProto`.
         """
         if not isinstance(config_proto, Mapping):
             raise InvalidType(
-                "`config_proto` has to be a mapping of the fields of a session's configuration; "
+                "`config_proto` must be a mapping of the fields of a session's configuration; "
                 f"got {config_proto!r}."
             )
         return _merged(config_proto, self._session_settings())
 
-    def _session_settings(self) -> Mapping[str, Any]:
+    def _session_settings(self) -> Mapping[str, object]:
         return {}
 
 
-def _gives_elements(made: Any) -> bool:
-    """Whether this is a function of elements, and not a dataset or a function that makes one."""
+def _gives_elements(made: object) -> bool:
+    """Tell whether it is a function that returns elements, not a dataset or one that makes it."""
     return (
         callable(made)
         and not isinstance(made, (Iterable, type))
@@ -122,7 +127,7 @@ def _gives_elements(made: Any) -> bool:
     )
 
 
-def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, object]:
     merged = copy.deepcopy(dict(config))
     for name, change in changes.items():
         nested = isinstance(change, Mapping)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from replicax._public import publish as _publish
 from replicax.errors import InvalidType
 from replicax.input import DistributedDataset, InitializableIterator
 
 
 def make_initializable_iterator(
-    dataset: DistributedDataset, shared_name: Any = None
+    dataset: DistributedDataset, shared_name: object = None
 ) -> InitializableIterator:
     """Return an iterator over a distributed dataset, which must be initialized.
 
@@ -36,3 +35,5 @@ def make_initializable_iterator(
 
 
 __all__ = ["make_initializable_iterator"]
+
+_publish(globals())

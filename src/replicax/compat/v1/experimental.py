@@ -1,5 +1,6 @@
 """`rx.compat.v1.experimental`."""
 
+from replicax._public import publish as _publish
 from replicax.compat.v1._strategies import CentralStorageStrategy, MultiWorkerMirroredStrategy
 from replicax.experimental import (
     CollectiveCommunication,
@@ -16,3 +17,5 @@ __all__ = [
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
 ]
+
+_publish(globals())

@@ -1,8 +1,6 @@
-"""Where data can come from: one file a library."""
+"""The libraries that data can come from, with one file per library."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from replicax.errors import InvalidType
 from replicax.input._source import Source
@@ -10,19 +8,19 @@ from replicax.input.sources import _calls, _grain, _iterable, _tf_data, _torch
 from replicax.input.sources._calls import Calls
 from replicax.input.sources._grain import is_sparse
 
-# In this order; the last takes any iterable. Each answers None for what is not its own, and none
-# imports its library: whoever made such a dataset has done that.
+# They are tried in this order; the last takes any iterable. Each returns None for datasets that
+# are not its own. None imports its library: the code that made such a dataset already has.
 _LIBRARIES = (_grain.recognise, _tf_data.recognise, _torch.recognise)
 _RECOGNISERS = (*_LIBRARIES, _calls.recognise, _iterable.recognise)
 
 
-def of_a_library(data: Any) -> bool:
-    """Whether `data` is a dataset of one of the libraries, and not just something iterable."""
+def of_a_library(data: object) -> bool:
+    """Tell whether `data` is a dataset of one of the libraries, and not just an iterable."""
     return any(recognise(data) is not None for recognise in _LIBRARIES)
 
 
-def source_of(dataset: Any) -> Source:
-    """The source that reads `dataset`."""
+def source_of(dataset: object) -> Source:
+    """Return the source that reads `dataset`."""
     for recognise in _RECOGNISERS:
         source = recognise(dataset)
         if source is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, final
+from typing import final
 
-from replicax._typing import Nest
+from replicax._typing import Json, Nest
 from replicax.errors import InvalidArgument, InvalidType
 from replicax.input._ending import EndOfData
 from replicax.input._source import Reader, Source, fields_of, numpy_of
@@ -14,16 +14,16 @@ from replicax.input._source import Reader, Source, fields_of, numpy_of
 
 @final
 class Calls:
-    """A dataset of what a function returns, call by call, until it raises StopIteration.
+    """A dataset of the results of a function, call by call, until it raises StopIteration.
 
-    It cannot begin again: a pass goes on where the one before it ended.
+    It cannot start over: a pass continues where the previous one ended.
     """
 
     def __init__(self, function: Callable[[], Nest]) -> None:
         self.function = function
 
 
-def recognise(dataset: Any) -> Source | None:
+def recognise(dataset: object) -> Source | None:
     return _CallSource(dataset.function) if isinstance(dataset, Calls) else None
 
 
@@ -40,7 +40,7 @@ class _CallSource(Source):
     def goes_on(self) -> bool:
         return True
 
-    def start(self, state: Any = None) -> Reader:
+    def start(self, state: object = None) -> Reader:
         calls = 0 if state is None else fields_of(state, "calls")[0]
         if calls and self._started:
             raise InvalidArgument(
@@ -52,9 +52,9 @@ class _CallSource(Source):
         return _CallReader(self, calls)
 
     def call(self, calls_before: int) -> tuple[Nest, int]:
-        """Return what the function gives, and how many calls that took in all.
+        """Return the function's next result, and the number of calls so far.
 
-        If there were fewer than `calls_before`, what comes up to then is passed over.
+        If there were fewer than `calls_before`, what comes up to then is skipped.
         """
         with self._calling:
             while self._calls < calls_before:
@@ -85,9 +85,9 @@ class _CallReader(Reader):
     def read(self) -> Nest:
         try:
             element, self._calls = self._source.call(self._calls)
-        except StopIteration as stop:  # which is how these functions say that it is the end
+        except StopIteration as stop:  # by which these functions signal the end
             raise EndOfData from stop
         return element
 
-    def get_state(self) -> Any:
+    def get_state(self) -> Json:
         return {"calls": self._calls}

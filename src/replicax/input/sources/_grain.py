@@ -7,18 +7,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from replicax._typing import Nest
+from replicax._typing import DatasetLike, Json, Nest
 from replicax.errors import InvalidArgument
 from replicax.input._ending import EndOfData, Guarded, meaning_of
 from replicax.input._source import CannotShardByFile, Reader, Source, fields_of
 
-# As many as Grain takes by itself. It reads 500 elements ahead with them, meant for examples; ours
-# are whole batches, and there is another buffer behind: one element a thread is enough.
+# Grain's own default. It reads 500 elements ahead with them, meant for examples; ours are whole
+# batches, and there is another buffer behind: one element per thread is enough.
 _THREADS = 16
-_ENDLESS = 2**40  # steps; at a thousand a second they take 35 years
+_ENDLESS = 2**40  # steps; at a thousand per second they take 35 years
 
 
-def recognise(dataset: Any) -> Source | None:
+def recognise(dataset: object) -> Source | None:
     grain = sys.modules.get("grain")
     if grain is None:
         return None
@@ -31,12 +31,12 @@ def recognise(dataset: Any) -> Source | None:
 
 @final
 class _MapSource(Source):
-    """Random access: workers can read what is theirs, and nothing else."""
+    """A source with random access: workers can read their own part, and nothing else."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: DatasetLike) -> None:
         self._dataset = dataset
 
-    def start(self, state: Any = None) -> Reader:
+    def start(self, state: Json = None) -> Reader:
         import grain
 
         if len(self._dataset) == 0 or _only_moves_memory(self._dataset):
@@ -69,12 +69,12 @@ class _MapSource(Source):
 
 @final
 class _IterSource(Source):
-    """One element after the other."""
+    """A source that is read one element after the other."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: DatasetLike) -> None:
         self._dataset = dataset
 
-    def start(self, state: Any = None) -> Reader:
+    def start(self, state: object = None) -> Reader:
         return _GrainReader(self._dataset, state)
 
     def shard_by_file(self, count: int, index: int) -> Source:
@@ -96,7 +96,7 @@ class _IterSource(Source):
 
 @final
 class _GrainReader(Reader):
-    def __init__(self, dataset: Any, state: Any) -> None:
+    def __init__(self, dataset: DatasetLike, state: Json) -> None:
         self._iterator = iter(dataset)
         _guard_parents(self._iterator)
         if state is not None:
@@ -115,7 +115,7 @@ class _GrainReader(Reader):
         except StopIteration as stop:
             raise meaning_of(stop) from stop
 
-    def get_state(self) -> Any:
+    def get_state(self) -> Json:
         return copy.deepcopy(self._iterator.get_state())  # some give the one that they change
 
     def close(self) -> None:
@@ -124,9 +124,9 @@ class _GrainReader(Reader):
 
 @final
 class _IndexReader(Reader):
-    """Where there is nothing for Grain's threads to do; also of nothing, which Grain refuses."""
+    """A reader for datasets that need no Grain threads, and for empty ones, which it refuses."""
 
-    def __init__(self, dataset: Any, state: Any) -> None:
+    def __init__(self, dataset: DatasetLike, state: Json) -> None:
         self._dataset = dataset
         self._length = len(dataset)
         self._next_index: int = 0 if state is None else fields_of(state, "next_index")[0]
@@ -135,16 +135,16 @@ class _IndexReader(Reader):
         while self._next_index < self._length:
             element = self._dataset[self._next_index]
             self._next_index += 1
-            if element is not None:  # Grain's word for one that was filtered out
+            if element is not None:  # Grain's marker for one that was filtered out
                 return element
         raise EndOfData
 
-    def get_state(self) -> Any:
+    def get_state(self) -> Json:
         return {"next_index": self._next_index}
 
 
 def _guard_parents(iterator: Any) -> None:
-    """Guards what an iterator of Grain reads from, if it does so in Grain's usual way.
+    """Guard the source of a Grain iterator, if it reads in Grain's usual way.
 
     There is no public way to see the functions of a pipeline, nor the iterators of its steps.
     """
@@ -155,8 +155,8 @@ def _guard_parents(iterator: Any) -> None:
         iterator._parents = tuple(Guarded(parent) for parent in parents)
 
 
-def _only_moves_memory(dataset: Any) -> bool:
-    """Whether there is nothing but arrays in memory, so that threads would only be in the way."""
+def _only_moves_memory(dataset: object) -> bool:
+    """Tell whether there are only arrays in memory, so that threads would be in the way."""
     import grain
 
     from replicax.input._arrays import ArrayDataset, Batches
@@ -175,8 +175,8 @@ def _only_moves_memory(dataset: Any) -> bool:
     return all(isinstance(node, kinds) for node in _nodes(dataset))
 
 
-def is_sparse(dataset: Any) -> bool:
-    """Return whether some of its elements are missing, which shows only when they are read."""
+def is_sparse(dataset: object) -> bool:
+    """Tell whether some of its elements may be missing, which is known only once they are read."""
     import grain
 
     kinds = (
@@ -186,7 +186,7 @@ def is_sparse(dataset: Any) -> bool:
     return any(isinstance(node, kinds) for node in _nodes(dataset))
 
 
-def _require_files(dataset: Any, count: int) -> None:
+def _require_files(dataset: object, count: int) -> None:
     files = [path for node in _nodes(dataset) for path in _paths(node)]
     if not files:
         raise CannotShardByFile("none of its sources names files")
@@ -194,22 +194,22 @@ def _require_files(dataset: Any, count: int) -> None:
         raise CannotShardByFile(f"it is read from {len(files)} file(s), fewer than the workers")
 
 
-def _nodes(dataset: Any) -> Iterator[Any]:
+def _nodes(dataset: object) -> Iterator[Any]:
     yield dataset
     for parent in _parents(dataset):
         yield from _nodes(parent)
 
 
-def _parents(dataset: Any) -> Sequence[Any]:
-    """None for the user's own classes that do not call `super().__init__`, as Grain allows."""
+def _parents(dataset: DatasetLike) -> Sequence[object]:
+    """Return the parents; none for a user's class without `super().__init__`, as Grain allows."""
     try:
         return dataset.parents
     except AttributeError:
         return ()
 
 
-def _paths(node: Any) -> Sequence[Any]:
-    """The files that a source reads.
+def _paths(node: object) -> Sequence[object]:
+    """Return the files that a source reads.
 
     `paths` is public on Grain's sources of records. `ParquetIterDataset` keeps its own to itself,
     and there is no other way to ask it.
@@ -218,10 +218,10 @@ def _paths(node: Any) -> Sequence[Any]:
     return [paths] if isinstance(paths, (str, bytes)) or not isinstance(paths, Sequence) else paths
 
 
-def _keep(dataset: Any, part: slice) -> None:
-    """Makes every source of a copied pipeline read its part only: Grain's way for its own workers.
+def _keep(dataset: DatasetLike, part: slice) -> None:
+    """Make every source of a copied pipeline read its part only: Grain's way for its own workers.
 
-    A source of files keeps part of the files; one with random access part of its elements.
+    A source of files keeps part of the files; one with random access, part of its elements.
     """
     if hasattr(dataset, "set_slice"):  # Grain's protocol, which sources have and other steps do not
         dataset.set_slice(part)
@@ -230,6 +230,6 @@ def _keep(dataset: Any, part: slice) -> None:
             _keep(parent, part)
     else:
         raise InvalidArgument(
-            f"{type(dataset).__name__} reads files and cannot be told to read some of them only. "
+            f"{type(dataset).__name__} reads files and cannot read only some of them. "
             "Use `AutoShardPolicy.DATA`, or `distribute_datasets_from_function`."
         )

@@ -1,18 +1,19 @@
-"""Anything that can be iterated over again and again, and functions that return iterators."""
+"""Iterables that can be iterated over repeatedly, and functions that return iterators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import Any, final
+from typing import final
 
 import jax
 import numpy as np
 
+from replicax._typing import DatasetLike
 from replicax.errors import InvalidType
 from replicax.input._source import CountingReader, Reader, Source, fields_of, numpy_of
 
 
-def recognise(dataset: Any) -> Source | None:
+def recognise(dataset: object) -> Source | None:
     if isinstance(dataset, (np.ndarray, jax.Array, Mapping)) or _is_tuple_of_arrays(dataset):
         raise InvalidType(
             f"A dataset has batches for elements; got {_kind(dataset)}. Say how many rows a batch "
@@ -31,8 +32,8 @@ def recognise(dataset: Any) -> Source | None:
     return None
 
 
-def _is_tuple_of_arrays(dataset: Any) -> bool:
-    """Features and labels, most likely, and not two batches."""
+def _is_tuple_of_arrays(dataset: object) -> bool:
+    """Tell whether it is a tuple of arrays: features and labels, most likely, not batches."""
     return (
         isinstance(dataset, tuple)
         and bool(dataset)
@@ -40,7 +41,7 @@ def _is_tuple_of_arrays(dataset: Any) -> bool:
     )
 
 
-def _kind(dataset: Any) -> str:
+def _kind(dataset: DatasetLike) -> str:
     if isinstance(dataset, tuple):
         return f"a tuple of arrays of shapes {', '.join(str(array.shape) for array in dataset)}"
     if isinstance(dataset, Mapping):
@@ -50,11 +51,11 @@ def _kind(dataset: Any) -> str:
 
 @final
 class _IterableSource(Source):
-    def __init__(self, begin: Callable[[], Any], dataset: Any) -> None:
+    def __init__(self, begin: Callable[[], object], dataset: DatasetLike) -> None:
         self._begin = begin
         self._dataset = dataset
 
-    def start(self, state: Any = None) -> Reader:
+    def start(self, state: object = None) -> Reader:
         elements = self._begin()
         if not isinstance(elements, Iterable):
             raise InvalidType(

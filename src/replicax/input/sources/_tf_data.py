@@ -14,12 +14,12 @@ import numpy as np
 
 from replicax import _nest
 from replicax._enums import AutoShardPolicy
-from replicax._typing import Nest
+from replicax._typing import DatasetLike, Json, Nest
 from replicax.errors import InexactResumption, InvalidArgument, InvalidType
 from replicax.input._source import CannotShardByFile, CountingReader, Reader, Source, fields_of
 
 
-def recognise(dataset: Any) -> Source | None:
+def recognise(dataset: object) -> Source | None:
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and isinstance(dataset, tensorflow.data.Dataset):
         return _DatasetSource(dataset)
@@ -28,13 +28,13 @@ def recognise(dataset: Any) -> Source | None:
 
 @final
 class _DatasetSource(Source):
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: DatasetLike) -> None:
         self._dataset = dataset
 
-    def start(self, state: Any = None) -> Reader:
+    def start(self, state: Json = None) -> Reader:
         # The state of a pass before its first element fixes the order of shuffles that have no
-        # seed. It is written once a pass, 10 ms; writing it after each element would cost more
-        # than reading the elements again.
+        # seed. It is written once per pass, in 10 ms; writing it after each element would cost
+        # more than reading the elements again.
         elements: Iterator[Any] = iter(self._dataset)
         if state is None:
             return CountingReader(elements, _to_numpy, origin=_written(elements))
@@ -53,7 +53,7 @@ class _DatasetSource(Source):
             )
         return CountingReader(elements, _to_numpy, origin=origin, done=done)
 
-    def _why_inexact(self, origin: Any) -> str | None:
+    def _why_inexact(self, origin: object) -> str | None:
         if origin is None:
             return "runs Python or draws random numbers, so TensorFlow could not write its state"
         nodes = self._nodes()
@@ -65,8 +65,8 @@ class _DatasetSource(Source):
             )
         return None
 
-    def _nodes(self) -> dict[str, Any]:
-        """The steps of the pipeline, by name."""
+    def _nodes(self) -> dict[str, Json]:
+        """Return the steps of the pipeline, by name."""
         import tensorflow
 
         variant = tensorflow.data.experimental.to_variant(self._dataset)
@@ -106,8 +106,8 @@ class _DatasetSource(Source):
 
         errors = tensorflow.errors
         try:
-            # Whether there are files enough shows when the first worker reads; the last one finds
-            # nothing, and does not complain.
+            # Reading as the first worker shows whether there are enough files; the last one would
+            # find nothing, and not complain.
             next(iter(self._file_shard(count, 0)), None)
             return _DatasetSource(self._file_shard(count, index))
         except errors.NotFoundError:
@@ -121,7 +121,7 @@ class _DatasetSource(Source):
         return _DatasetSource(self._dataset.batch(size))
 
     def _file_shard(self, count: int, index: int) -> Any:
-        """TensorFlow's own rewriting of the pipeline, which is one of its public raw operations."""
+        """Return the pipeline as rewritten by TensorFlow, with one of its public raw operations."""
         import tensorflow
 
         spec = self._dataset.element_spec
@@ -138,7 +138,7 @@ class _DatasetSource(Source):
 
 
 def _is_unseeded(node: Any, nodes: dict[str, Any]) -> bool:
-    """Whether a step of a pipeline shuffles, and both of its seeds are 0: drawn when it runs."""
+    """Tell whether a step of a pipeline shuffles with both seeds 0: drawn when it runs."""
     import tensorflow
 
     if not node.op.startswith("Shuffle"):
@@ -154,11 +154,11 @@ def _is_unseeded(node: Any, nodes: dict[str, Any]) -> bool:
     return numbers[-2:] == [0, 0]  # they come after the size of the buffer
 
 
-def _to_numpy(element: Any) -> Nest:
+def _to_numpy(element: object) -> Nest:
     return _nest.transform(_leaf_to_numpy, element, everything=True)
 
 
-def _leaf_to_numpy(leaf: Any) -> np.ndarray:
+def _leaf_to_numpy(leaf: object) -> np.ndarray:
     import tensorflow
 
     if not isinstance(leaf, tensorflow.Tensor):
@@ -169,8 +169,8 @@ def _leaf_to_numpy(leaf: Any) -> np.ndarray:
     return leaf.numpy()
 
 
-def _written(iterator: Any) -> dict[str, str] | None:
-    """The state of an iterator, as text; None for one that runs Python, whose state is unknown."""
+def _written(iterator: object) -> dict[str, str] | None:
+    """Return an iterator's state, as text; None for one that runs Python, as it is unknown."""
     import tensorflow
 
     with tempfile.TemporaryDirectory() as directory:
@@ -184,7 +184,7 @@ def _written(iterator: Any) -> dict[str, str] | None:
         }
 
 
-def _restore(iterator: Any, files: dict[str, str]) -> None:
+def _restore(iterator: object, files: dict[str, str]) -> None:
     import tensorflow
 
     with tempfile.TemporaryDirectory() as directory:

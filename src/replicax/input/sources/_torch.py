@@ -13,13 +13,13 @@ import ml_dtypes
 import numpy as np
 
 from replicax import _nest
-from replicax._typing import Nest
+from replicax._typing import Json, Nest
 from replicax.errors import InexactResumption
 from replicax.input._ending import Guarded
 from replicax.input._source import CountingReader, Reader, Source, fields_of
 
 
-def recognise(dataset: Any) -> Source | None:
+def recognise(dataset: object) -> Source | None:
     data = sys.modules.get("torch.utils.data")
     if data is not None and isinstance(dataset, data.DataLoader):
         return _LoaderSource(dataset)
@@ -31,10 +31,10 @@ class _LoaderSource(Source):
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
-    def start(self, state: Any = None) -> Reader:
+    def start(self, state: object = None) -> Reader:
         import torch
 
-        # The random state before a pass brings the order of the pass back.
+        # The random state before a pass determines the order of the pass.
         generator = self._generator()
         if state is None:
             origin = _to_text(generator.get_state())
@@ -45,8 +45,8 @@ class _LoaderSource(Source):
         generator.set_state(torch.from_numpy(_from_text(origin).copy()))
         elements = self._begin()
         if generator is torch.default_generator:
-            # Samplers draw a seed from this one, when they are first asked, and go on by
-            # themselves. Of a generator of their own they may draw later too.
+            # Samplers draw a seed from this one on first use, and continue by
+            # themselves. From a generator of their own they may draw later too.
             generator.set_state(now)
         return CountingReader(elements, _to_numpy, origin=origin, done=done)
 
@@ -65,14 +65,14 @@ class _LoaderSource(Source):
             if type(sampler) not in known:
                 warnings.warn(
                     f"The loader's {type(sampler).__name__} is not one of PyTorch's own, so that "
-                    "replicax cannot know what it draws its order from. The pass goes on exactly "
+                    "replicax cannot know what it draws its order from. The pass resumes exactly "
                     "only if the sampler has the same order in every pass and process.",
                     InexactResumption,
                     stacklevel=2,
                 )
 
     def _begin(self) -> Iterator[Any]:
-        """A pass; the first element is drawn now, for samplers draw when they are first asked."""
+        """Begin a pass; draw its first element now, for samplers draw when they are first asked."""
         elements = Guarded(iter(self._loader))
         try:
             first = next(elements)
@@ -81,7 +81,7 @@ class _LoaderSource(Source):
         return _after(first, elements)
 
     def _generator(self) -> Any:
-        """What the loader draws its order from."""
+        """Return the generator that the loader draws its order from."""
         import torch
 
         for owner in (*self._samplers(), self._loader):
@@ -90,8 +90,8 @@ class _LoaderSource(Source):
                 return generator
         return torch.default_generator
 
-    def _samplers(self) -> list[Any]:
-        """Those that make up the order; a batch sampler of the user's has one inside, mostly."""
+    def _samplers(self) -> list[object]:
+        """Return the samplers that make the order; a user's batch sampler mostly has one inside."""
         batches = self._loader.batch_sampler
         samplers = [self._loader.sampler, batches, getattr(batches, "sampler", None)]
         return [sampler for sampler in samplers if sampler is not None]
@@ -103,16 +103,17 @@ class _LoaderSource(Source):
         return None
 
 
-def _after(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+def _after(first: object, rest: Iterator[object]) -> Iterator[object]:
     yield first
     del first
     yield from rest
 
 
-def _to_numpy(element: Any) -> Nest:
+def _to_numpy(element: object) -> Nest:
     return _nest.transform(_leaf_to_numpy, element, everything=True)
 
 
+# `Any`, because type checkers without PyTorch know no attribute of a tensor.
 def _leaf_to_numpy(leaf: Any) -> np.ndarray:
     import torch
 
@@ -124,7 +125,7 @@ def _leaf_to_numpy(leaf: Any) -> np.ndarray:
     return leaf.numpy()
 
 
-def _to_text(state: Any) -> str:
+def _to_text(state: Json) -> str:
     return base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 

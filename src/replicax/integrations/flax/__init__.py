@@ -1,6 +1,6 @@
 """Flax NNX under a strategy: modules, optimizers, metrics and random streams in `run`.
 
-Loaded by itself once `flax.nnx` is imported. docs/flax.md says what it does.
+It is loaded automatically once `flax.nnx` is imported. See docs/flax.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the rest of the library asks of Flax."""
+"""The bridge between Flax and the rest of the library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import jax
 from flax import errors, nnx
 
 from replicax import _bridges, _context, _nest
-from replicax._context import Kind
+from replicax._bridges import Memory
+from replicax._context import ContextKind
+from replicax._typing import Nest
 from replicax.errors import InvalidArgument, InvalidType
 from replicax.integrations.flax._discovery import Reach, may_lead_somewhere
 from replicax.integrations.flax._fingerprint import Fingerprint, fingerprint
@@ -22,8 +24,8 @@ from replicax.variables import Variable
 
 
 def bridge() -> _bridges.Bridge:
-    """The bridge, once the rest of the library knows what an object of NNX is."""
-    _nest.hand_whole(nnx.Pytree)
+    """Teach the rest of the library about NNX objects, and return the bridge."""
+    _nest.register_opaque(nnx.Pytree)
     install()
     return _Flax()
 
@@ -33,31 +35,31 @@ class _Flax:
     def follow(self) -> None:
         pass  # a module belongs to the strategy that runs it, wherever it was made
 
-    def surround(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def surround(self, fn: Callable[..., object]) -> Callable[..., object]:
         settings = _Settings()
 
-        def surrounded(*args: Any, **kwargs: Any) -> Any:
-            if _context.current().overlay is not None:  # inside of what is surrounded, or alone
+        def surrounded(*args: object, **kwargs: object) -> Any:
+            if _context.current().overlay is not None:  # in a differentiated function
                 return fn(*args, **kwargs)
             with settings.entered(), _explaining():
                 return _call(fn, args, kwargs)
 
         return surrounded
 
-    def away(self) -> AbstractContextManager[Any]:
+    def suspended(self) -> AbstractContextManager[object]:
         exchange = active.get()
         return nullcontext() if exchange is None else _put_aside(exchange)
 
     def variable(self, value: Any) -> Variable | None:
-        return None  # to our nests, a variable of NNX is a pytree of its value
+        return None  # in our nests, an NNX variable is a pytree of its value
 
     def fingerprint(
-        self, fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]
+        self, fn: Callable[..., object], leaves: Sequence[object], memory: Memory
     ) -> Fingerprint:
         return fingerprint(fn, leaves, memory)
 
-    def examine(self, constants: Sequence[Any], variables: Sequence[Variable]) -> None:
-        """Refuses a module that was read, but not found: the program would never see it change."""
+    def examine(self, constants: Sequence[object], variables: Sequence[Variable]) -> None:
+        """Refuse a module that was read but not found: the program would never see its changes."""
         arrays = [x for x in constants if isinstance(x, jax.Array)]
         if not arrays:
             return
@@ -81,16 +83,16 @@ def _put_aside(exchange: InReplica | AcrossReplicas) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(active.reset, token)
         while around is not None:
-            stack.enter_context(around.away())
+            stack.enter_context(around.suspended())
             around = around.outer
         yield
 
 
-def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls `fn`, with NNX objects that follow our rules."""
+def _call(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Nest]) -> Any:
+    """Call `fn`, with NNX objects that follow our rules."""
     frame = _context.current()
     outer = active.get()
-    leaves = _nest.leaves((args, kwargs), handed=True)
+    leaves = _nest.leaves((args, kwargs), keep_opaque=True)
     reach = Reach([fn, *(leaf for leaf in leaves if may_lead_somewhere(leaf))])
     nodes, reached = reach.nodes, reach.variables
     if outer is not None:
@@ -103,7 +105,7 @@ def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         return result
     if frame.strategy is None and frame.program is None:
         return _all_or_nothing(fn, args, kwargs, Contents([r.variable for r in reached], nodes))
-    in_replica = frame.kind is Kind.REPLICA and frame.strategy is not None
+    in_replica = frame.kind is ContextKind.REPLICA and frame.strategy is not None
     exchange = (InReplica if in_replica else AcrossReplicas)(reached, nodes, outer, frame)
     token = active.set(exchange)
     try:
@@ -122,9 +124,9 @@ def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _all_or_nothing(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], before: Contents
-) -> Any:
-    """Without a strategy, and without a program: a plain call, but for what a failure leaves."""
+    fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Nest], before: Contents
+) -> object:
+    """Call `fn` without a strategy or a program, and restore the objects if it fails."""
     try:
         return fn(*args, **kwargs)
     except BaseException:
@@ -132,22 +134,22 @@ def _all_or_nothing(
         raise
 
 
-def _taken_along(result: Any, exchange: InReplica | AcrossReplicas) -> Any:
-    """What a function returns, with the values that it has seen.
+def _taken_along(result: object, exchange: InReplica | AcrossReplicas) -> object:
+    """Return a function's result, with the values that the function has seen.
 
-    The variables in an `nnx.State` are those of the module, and about to have others.
+    The variables in an `nnx.State` are those of the module, whose values are about to change.
     """
     return jax.tree.map(
         lambda leaf: (
             leaf.copy() if isinstance(leaf, nnx.Variable) and exchange.covers(leaf) else leaf
         ),
         result,
-        is_leaf=lambda node: isinstance(node, (nnx.Variable, nnx.Pytree, _nest.Whole)),
+        is_leaf=lambda node: isinstance(node, (nnx.Variable, nnx.Pytree, _nest.AlwaysLeaf)),
     )
 
 
-def _require_known(result: Any, exchange: InReplica | AcrossReplicas | None) -> None:
-    for leaf in _nest.leaves(result, handed=True):
+def _require_known(result: object, exchange: InReplica | AcrossReplicas | None) -> None:
+    for leaf in _nest.leaves(result, keep_opaque=True):
         if isinstance(leaf, nnx.Pytree) and not (exchange and exchange.covers(leaf)):
             raise InvalidType(
                 f"A compiled function returned a {type(leaf).__name__} that was made inside of it, "
@@ -164,7 +166,7 @@ _NOT_FOUND = (
 
 @contextmanager
 def _explaining() -> Iterator[None]:
-    """Note on an error of Flax what it means here."""
+    """Add a note to an error of Flax with its meaning here."""
     try:
         yield
     except errors.TraceContextError as error:
@@ -175,7 +177,7 @@ def _explaining() -> Iterator[None]:
 
 @final
 class _Settings:
-    """How NNX is set in this thread, for the threads of replicas."""
+    """The settings of NNX in this thread, for the threads of replicas."""
 
     def __init__(self) -> None:
         self._values = self._current()

@@ -1,6 +1,6 @@
-"""Which modules and variables of NNX a function can reach.
+"""Discovery of the NNX modules and variables that a function can reach.
 
-NNX tells nobody when a variable is read. So the function is looked at before it runs: its
+NNX does not report when a variable is read. So the function is examined before it runs: its
 arguments, what it closes over, the globals that its code names, and what these hold in turn.
 """
 
@@ -19,13 +19,13 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from replicax._nest import Whole
+from replicax._nest import AlwaysLeaf
 from replicax.execution import Function, FunctionOfInstance
-from replicax.execution._compiled_runs import contents_of
+from replicax.execution._function_cache import contents_of
 from replicax.input import DistributedIterator
 from replicax.values import DistributedValues
 
-# Whose objects hold no modules of the user, and would lead far astray.
+# Objects of these packages hold no modules of the user, and would lead far astray.
 _LIBRARIES = frozenset(
     {
         *sys.stdlib_module_names,
@@ -45,32 +45,39 @@ _LIBRARIES = frozenset(
         "torch",
     }
 )
-# Functions of these are wrappers: what they close over is the user's.
+# Functions of these packages are wrappers: they close over functions of the user.
 _WRAPPING = frozenset({"equinox", "flax", "functools", "replicax"})
 _NOTHING_INSIDE = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type(...), np.ndarray, type, np.dtype}
 )
-_DATA = (jax.Array, jax.ShapeDtypeStruct, np.generic, DistributedValues, DistributedIterator, Whole)
+_DATA = (
+    jax.Array,
+    jax.ShapeDtypeStruct,
+    np.generic,
+    DistributedValues,
+    DistributedIterator,
+    AlwaysLeaf,
+)
 _LOADING_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_LONGEST = 256  # of a list that may hold modules; a dataset is longer
+_LONGEST = 256  # items of a list that may hold modules; a dataset is longer
 _DEEPEST = 6  # objects in objects
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A variable, what to call it, and the object that holds it."""
+    """A variable, its name, and the object that holds it."""
 
     variable: nnx.Variable
     name: str
-    holder: Any
+    holder: object
 
 
 @final
 class Reach:
-    """What can be reached from some roots.
+    """The objects that can be reached from some roots.
 
-    `containers` are the lists and the like that modules hold, by their ids. `places` are where else
-    was looked: each gives what is there now.
+    `containers` are the lists and the like that modules hold, by their ids. `places` are functions
+    that return what else was looked at, as it is now.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -79,7 +86,7 @@ class Reach:
         self.containers: dict[int, Any] = {}
         self.places: list[Callable[[], Iterable[Any]]] = []
         self._seen: set[int] = set()
-        self._kept: list[Any] = []  # so that an id means what it meant
+        self._kept: list[object] = []  # so that ids stay valid
         for root in roots:
             self._visit(root, type(root).__name__, root, (), 0)
         if self.is_empty:
@@ -87,11 +94,11 @@ class Reach:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of NNX is there."""
+        """True if there are no NNX objects."""
         return not self.nodes and not self.variables
 
     def _visit(self, value: Any, name: str, holder: Any, names: Sequence[str], depth: int) -> None:
-        """Looks at `value`, held by `holder`, on behalf of code that uses `names`."""
+        """Visit `value`, held by `holder`, on behalf of code that uses `names`."""
         kind = type(value)
         if not may_lead_somewhere(value) or id(value) in self._seen:
             return
@@ -124,12 +131,12 @@ class Reach:
             self._visit(value.function, name, value, names, depth)
             self._visit_bound(value.instance, value.function.python_function, depth)
         elif callable(value) and (wrapped := _wrapped_by(value)) is not None:
-            self._visit(wrapped, name, value, names, depth)  # by `nnx.jit`, say
+            self._visit(wrapped, name, value, names, depth)  # e.g. by `nnx.jit`
         elif depth < _DEEPEST:
             self._visit_object(value, name, names, depth + 1)
 
     def _visit_each(
-        self, values: Iterable[Any], name: str, holder: Any, names: Sequence[str], depth: int
+        self, values: Iterable[object], name: str, holder: object, names: Sequence[str], depth: int
     ) -> None:
         for value in values:
             self._visit(value, name, holder, names, depth)
@@ -168,7 +175,7 @@ class Reach:
         for name in named:
             self._visit(known[name], name, function, names, depth)
 
-    def _visit_bound(self, instance: Any, function: Any, depth: int) -> None:
+    def _visit_bound(self, instance: object, function: object, depth: int) -> None:
         code = getattr(function, "__code__", None)
         names = () if code is None else _names_in(code)
         self._visit(instance, type(instance).__name__, instance, names, depth)
@@ -182,12 +189,12 @@ class Reach:
         for name in named:
             self._visit(held[name], name, module, names, depth)
 
-    def _visit_object(self, value: Any, name: str, names: Sequence[str], depth: int) -> None:
+    def _visit_object(self, value: object, name: str, names: Sequence[str], depth: int) -> None:
         kind = type(value)
         plain = isinstance(value, types.SimpleNamespace)
         if isinstance(value, Tracer) or not (plain or _library(kind) not in _LIBRARIES):
             return
-        for method in ("__call__", *names):  # which use globals of their own
+        for method in ("__call__", *names):  # methods use globals of their own
             function = getattr(kind, method, None)
             if isinstance(function, (types.FunctionType, Function)):
                 self._visit(function, method, value, names, depth)
@@ -198,31 +205,31 @@ class Reach:
                 self._visit(attribute, f"{name}.{key}", value, names, depth)
 
 
-def items_of(container: Any) -> list[Any]:
-    """What is in a list or the like; in a dictionary, the values, in the order of its keys."""
+def items_of(container: Any) -> list[object]:
+    """Return the items of a container; of a dict, the values in the order of its keys."""
     if isinstance(container, dict):
         return [container[key] for key in sorted(container, key=str)]
     return list(container)
 
 
-def may_lead_somewhere(value: Any) -> bool:
-    """Whether something could be reached from `value`."""
+def may_lead_somewhere(value: object) -> bool:
+    """Tell whether anything can be reached from `value`."""
     return _objects_may_lead_somewhere(type(value))
 
 
 @functools.cache
 def _objects_may_lead_somewhere(cls: type) -> bool:
-    """Tell whether something could be reached from the objects of a class: once, as it is slow."""
+    """Tell whether anything can be reached from objects of a class; cached, as it is slow."""
     return cls not in _NOTHING_INSIDE and not issubclass(cls, (*_DATA, Tracer, type))
 
 
-def _wrapped_by(value: Any) -> Any:
-    """What a function is made of. Some objects say that they have any attribute, and make it up."""
+def _wrapped_by(value: object) -> object:
+    """Return the object that `value` wraps. Some objects invent any requested attribute."""
     return getattr(value, "__dict__", {}).get("__wrapped__")
 
 
-def _library(value: Any) -> str:
-    """In which package a function or a class was defined."""
+def _library(value: object) -> str:
+    """Return the package in which a function or a class was defined."""
     return (getattr(value, "__module__", None) or "").partition(".")[0]
 
 
@@ -231,7 +238,7 @@ def _globals_in(code: types.CodeType) -> tuple[str, ...]:
     """Return the globals that some code reads, also in functions inside of it.
 
     `co_names` has attributes too: a step that calls `nnx.state` would reach a global `state`, such
-    as that of the training loop, which is another one after every step.
+    as that of the training loop, which is replaced in every step.
     """
     loaded = (each for each in dis.get_instructions(code) if each.opname in _LOADING_GLOBALS)
     names = dict.fromkeys(each.argval for each in loaded)
@@ -243,7 +250,7 @@ def _globals_in(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _names_in(code: types.CodeType) -> tuple[str, ...]:
-    """The globals and attributes that some code names, also in functions inside of it."""
+    """Return the globals and attributes that some code names, also in functions inside of it."""
     names = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

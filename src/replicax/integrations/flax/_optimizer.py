@@ -1,7 +1,7 @@
 """The gradients of all replicas, for `nnx.Optimizer`.
 
-What is told of us is the class, not each optimizer: a step may rebuild its optimizer
-(`nnx.merge`, `nnx.jit`), make one, or use a class of its own.
+The class is patched, not each optimizer: a step may rebuild its optimizer (`nnx.merge`, `nnx.jit`),
+make one, or use a class of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import optax
 from flax import nnx
 
 from replicax import _context
-from replicax._context import Kind
+from replicax._context import ContextKind
+from replicax._typing import Nest
 from replicax.errors import InvalidArgument, MeetingInTrace
 from replicax.execution import Site, warn_once
 from replicax.strategies import get_replica_context
@@ -31,11 +32,11 @@ class Summing:
 
     tx: optax.GradientTransformation
 
-    def init(self, params: Any) -> Any:
+    def init(self, params: Nest) -> Any:
         return self.tx.init(params)
 
-    def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        if not _several_replicas():  # kept by the user, who asks it elsewhere
+    def update(self, updates: Nest, state: Any, params: Nest = None, **extra: Nest) -> Any:
+        if not _several_replicas():  # the user has kept it, and calls it elsewhere
             return self.tx.update(updates, state, params, **extra)
         if "value_fn" in extra:
             raise InvalidArgument(
@@ -57,22 +58,22 @@ class Summing:
 
 
 def install() -> None:
-    """Have every `nnx.Optimizer` give replicas a `tx` that sums.
+    """Make every `nnx.Optimizer` give replicas a `tx` that sums.
 
-    Reading `tx` is what every `update` does, also that of a subclass. What the optimizer holds is
-    as it was, so that `nnx.split` and programs see the user's transformation.
+    Every `update` reads `tx`, also that of a subclass. The stored attribute is unchanged, so that
+    `nnx.split` and programs see the user's transformation.
     """
     nnx.Optimizer.tx = property(_get_tx, _set_tx, _delete_tx)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _get_tx(self: nnx.Optimizer) -> Any:
+def _get_tx(self: nnx.Optimizer) -> object:
     if "tx" not in vars(self):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute 'tx'")
     tx = vars(self)["tx"]
     return Summing(tx) if _several_replicas() else tx
 
 
-def _set_tx(self: nnx.Optimizer, tx: Any) -> None:
+def _set_tx(self: nnx.Optimizer, tx: object) -> None:
     vars(self)["tx"] = tx.tx if isinstance(tx, Summing) else tx
 
 
@@ -82,13 +83,13 @@ def _delete_tx(self: nnx.Optimizer) -> None:
 
 def _several_replicas() -> bool:
     frame = _context.current()
-    if frame.kind is not Kind.REPLICA or frame.strategy is None or frame.replica is None:
+    if frame.kind is not ContextKind.REPLICA or frame.strategy is None or frame.replica is None:
         return False
     return frame.replica.num_replicas_in_sync > 1
 
 
-def _summed(nest: Any) -> Any:
-    """Return what the gradients of all replicas become, by the reduction of the strategy."""
+def _summed(nest: object) -> Any:
+    """Return the gradients of all replicas, reduced as the strategy says."""
     replica = get_replica_context()
     assert replica is not None
     return replica.reduce_gradients(nest, report=_warn)

@@ -1,4 +1,4 @@
-"""What NNX has no public way for. Tested with Flax 0.12.8.
+"""The private parts of NNX that we need. Tested with Flax 0.12.8.
 
 An object of NNX belongs to the JAX trace that made it, and refuses to be changed in another one.
 The pickle protocol (`__getstate__`, `__setstate__`) is public and asks no questions; the names in
@@ -14,37 +14,37 @@ from flax import nnx
 
 State = dict[str, Any]
 
-# Attributes of modules that NNX keeps for itself, and replaces whenever it likes.
+# Internal attributes of NNX modules, which NNX may replace at any time.
 NOT_THE_USERS = frozenset({"_pytree__state", "_pytree__nodes"})
 
 
-def current_trace() -> Any:
-    """What stands for the current trace in the state of a variable."""
+def current_trace() -> object:
+    """Return the object that stands for the current trace in the state of a variable."""
     return nnx.Variable(None).__getstate__()["_trace_state"]
 
 
-def variable_state(state: State, value: Any, trace: Any) -> State:
-    """The state of a variable with another value, as if it had been made in `trace`."""
+def variable_state(state: State, value: object, trace: object) -> State:
+    """Return the state of a variable with another value, as if it had been made in `trace`."""
     metadata = dict(state["_var_metadata"])
     return {"_raw_value": value, "_trace_state": trace, "_var_metadata": metadata}
 
 
 def node_state(state: State) -> State:
-    """The state of a module or the like, as if it had been made in the current trace."""
+    """Return the state of a module or the like, as if it had been made in the current trace."""
     return {**state, "_pytree__state": jax.tree.map(lambda x: x, state["_pytree__state"])}
 
 
-def raw_value(state: State) -> Any:
-    """The value in the state of a variable."""
+def raw_value(state: State) -> object:
+    """Return the value in the state of a variable."""
     return state["_raw_value"]
 
 
-def set_raw_value(variable: nnx.Variable, value: Any) -> None:
-    """Replaces the value, whatever is being traced."""
+def set_raw_value(variable: nnx.Variable, value: object) -> None:
+    """Replace the value, even during tracing."""
     variable.__setstate__({**variable.__getstate__(), "_raw_value": value})
 
 
 def set_node_state(node: nnx.Pytree, state: State) -> None:
-    """Replaces all attributes; `__setstate__` alone would leave new ones there."""
+    """Replace all attributes; `__setstate__` alone would keep new ones."""
     vars(node).clear()
     node.__setstate__(state)

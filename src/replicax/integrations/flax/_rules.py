@@ -1,10 +1,10 @@
-"""What each kind of NNX variable means to several replicas: what they read, and what is kept."""
+"""The rules for each kind of NNX variable: the replicas' reads, and the effect of their writes."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Any, final
+from typing import final
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from replicax._enums import VariableAggregation
 
 
 class Rule(enum.Enum):
-    """How what the replicas have written becomes one value."""
+    """A rule that combines the replicas' writes into one value."""
 
     AGREED = "all replicas write the same, because they compute it from the same"
     SUM = "the sum; the first replica begins with the value, the others with zeros"
@@ -69,10 +69,10 @@ def moments_of(metric: nnx.metrics.Welford) -> tuple[nnx.Variable, nnx.Variable,
     return metric.count, metric.mean, metric.m2
 
 
-def as_read(rule: Rule, value: Any, replica: int | jax.Array) -> Any:
-    """What a replica reads where the variable has `value`."""
+def as_read(rule: Rule, value: object, replica: int | jax.Array) -> object:
+    """Return the value that a replica reads from a variable with this value."""
     if rule is Rule.KEY:
-        # The first replica draws what one device would, the others something else.
+        # The first replica draws what one device would; the others draw something else.
         other = _own_key
     elif rule in (Rule.SUM, Rule.MOMENTS):
         other = _zeros

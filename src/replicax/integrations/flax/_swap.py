@@ -1,7 +1,7 @@
-"""Objects of NNX for the length of a function: each replica has its own values of them.
+"""The exchange of NNX objects' contents while a function runs: each replica has its own values.
 
-There is one set of objects, which replicas share. So their contents are exchanged: before the
-function runs for those that it should see, and afterwards back for those that were there.
+Replicas share one set of objects. So the contents are exchanged: before the function runs for those
+that it should see, and afterwards back for the original ones.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from replicax.integrations.flax._private import (
     variable_state,
 )
 from replicax.integrations.flax._rules import Rule, Rules, as_read
-from replicax.integrations.flax._settling import Change, settle, store
 from replicax.integrations.flax._variables import Adopted, adopted
+from replicax.integrations.flax._writing_back import Change, combine_and_store, store
+from replicax.variables import state_of
 
 if TYPE_CHECKING:
     from replicax._context import Frame
     from replicax.integrations.flax._discovery import Reached
 
-# What is exchanged in this thread now.
+# The current exchange in this thread.
 active: ContextVar[InReplica | AcrossReplicas | None] = ContextVar("nnx_objects", default=None)
 
 
 @final
 class Contents:
-    """What some objects hold: a snapshot."""
+    """A snapshot of the contents of some objects."""
 
     def __init__(self, variables: Sequence[nnx.Variable], nodes: Sequence[nnx.Pytree]) -> None:
         self._variables, self._nodes = variables, nodes
@@ -46,13 +47,13 @@ class Contents:
         self.node_states: list[State] = [node.__getstate__() for node in nodes]
 
     def put(self) -> None:
-        """Puts everything back, also away what is new."""
+        """Put everything back, and remove additions."""
         for variable, state in zip(self._variables, self.states, strict=True):
             variable.__setstate__(state)
         self.put_attributes()
 
     def put_attributes(self) -> None:
-        """The same for all but the values of variables."""
+        """Put back everything but the values of variables."""
         for node, state in zip(self._nodes, self.node_states, strict=True):
             set_node_state(node, state)
 
@@ -79,14 +80,14 @@ class _Exchange:
         self._ids = {id(thing) for thing in (*self._variables, *nodes)}
 
     def covers(self, thing: nnx.Variable | nnx.Pytree) -> bool:
-        """Whether an object has been exchanged, here or around this."""
+        """Tell whether an object has been exchanged, here or in an outer exchange."""
         around = self.outer is not None and self.outer.covers(thing)
         return around or id(thing) in self._ids
 
     def undo(self) -> None:
-        """After a failure: everything is as it was before."""
+        """Restore everything after a failure."""
         self._before.put()
-        self._first.put_attributes()  # values that others have written are put back with ours
+        self._first.put_attributes()  # values written by others are restored with our variables
 
     def _begin(self) -> None:
         self._first = self._before = self._take()
@@ -94,8 +95,8 @@ class _Exchange:
     def _take(self) -> Contents:
         return Contents(self._variables, self.nodes)
 
-    def _put(self, values: Sequence[Any]) -> None:
-        """Gives the variables values, and everything to the current trace."""
+    def _put(self, values: Sequence[object]) -> None:
+        """Give the variables these values, and assign all objects to the current trace."""
         trace = current_trace()
         self._given = [jax.tree.leaves(value) for value in values]
         for variable, state, value in zip(
@@ -115,7 +116,7 @@ class _Exchange:
         return Change(each, self._each_rule[index], before, after)
 
     def _changed(self) -> list[int]:
-        """Which variables the function has given another value."""
+        """Return the indices of variables to which the function has given another value."""
         return [
             index
             for index, (variable, rule, given) in enumerate(
@@ -127,7 +128,7 @@ class _Exchange:
 
 @final
 class InReplica(_Exchange):
-    """For the code of one replica of a strategy."""
+    """The exchange for the code of one replica of a strategy."""
 
     def __init__(
         self,
@@ -141,31 +142,31 @@ class InReplica(_Exchange):
         assert frame.replica is not None
         self._strategy, self._replica = frame.strategy, frame.replica
         for each, rule in zip(self.adopted, self._each_rule, strict=True):
-            each.home = self._strategy
+            each.strategy = self._strategy
             for variable in each.variables(self._strategy) if rule is not Rule.ASIDE else ():
                 if frame.program is None and frame.transaction is not None:
-                    # Also what a function given to `merge_call` writes as plain NNX does.
-                    frame.transaction.remember(variable, variable.state)
+                    # This also covers plain NNX writes by a function given to `merge_call`.
+                    frame.transaction.remember(variable, state_of(variable))
         self._begin()
         self._put([self._read(i) for i in range(len(self.adopted))])
 
     def finish(self) -> None:
-        """Once the function has returned: the replicas settle what they have done."""
+        """Store the replicas' changes, once the function has returned."""
         try:
             changes = self._changes()
         finally:
             self._before.put()
-        settle(self._strategy, self._replica, changes, self._rules.moments)
+        combine_and_store(self._strategy, self._replica, changes, self._rules.moments)
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """Puts the objects back as they were, for as long as others use them."""
+    def suspended(self) -> Iterator[None]:
+        """Put the objects back as they were while others use them."""
         mine = self._take()
         self._before.put()
         try:
             yield
         finally:
-            # What a function given to `merge_call` has changed, it has changed for all replicas.
+            # A function given to `merge_call` changes variables for all replicas.
             new = {
                 index: self._read(index)
                 for index, value in enumerate(self._before.values())
@@ -178,7 +179,7 @@ class InReplica(_Exchange):
                 state = variable_state(self._before.states[index], value, current_trace())
                 self._variables[index].__setstate__(state)
 
-    def _read(self, index: int) -> Any:
+    def _read(self, index: int) -> object:
         rule = self._each_rule[index]
         if rule is Rule.ASIDE:
             return raw_value(self._before.states[index])
@@ -189,7 +190,7 @@ class InReplica(_Exchange):
 
 @final
 class AcrossReplicas(_Exchange):
-    """For the code of a compiled function outside of `run`, or without a strategy."""
+    """The exchange for a compiled function outside of `run`, or without a strategy."""
 
     def __init__(
         self,
@@ -200,33 +201,33 @@ class AcrossReplicas(_Exchange):
     ) -> None:
         super().__init__(reached, nodes, outer)
         assert frame.program is not None
-        self._finding = frame.program.finding
+        self._first_pass = frame.program.is_first_pass
         self._trace_state = get_opaque_trace_state()
         self._to_be_stored: dict[int, None] = {}
         for each in self.adopted:
-            each.home = each.home or frame.strategy
+            each.strategy = each.strategy or frame.strategy
         self._begin()
         self._put(self._read())
 
     def finish(self) -> None:
-        """Once the function has returned: stores what it has done."""
+        """Store the function's changes, once it has returned."""
         try:
             changes = self._note_changes()
         finally:
             self._before.put()
         self._store(changes)
-        if self._finding:
-            # Only now is known which strategy has run what, and has the variables.
+        if self._first_pass:
+            # Only now is it known which strategy has run the steps and owns the variables.
             for each, rule in zip(self.adopted, self._each_rule, strict=True):
                 if rule is not Rule.ASIDE:
-                    each.read(each.home)
+                    each.read(each.strategy)
             for index in self._to_be_stored:
                 each = self.adopted[index]
-                store(each.variables(each.home), each.arrays_of(each.nothing()))
+                store(each.variables(each.strategy), each.arrays_of(each.nothing()))
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """For a `run`: it sees what was done before, and what it does is seen after it."""
+    def suspended(self) -> Iterator[None]:
+        """Make earlier changes visible to a `run`, and its changes visible afterwards."""
         here = get_opaque_trace_state() == self._trace_state
         changes = self._note_changes() if here else []
         if not here and (changed := self._changed()):
@@ -243,21 +244,21 @@ class AcrossReplicas(_Exchange):
             for node, state in zip(self.nodes, mine, strict=True):
                 set_node_state(node, state)
 
-    def _read(self) -> list[Any]:
+    def _read(self) -> list[object]:
         return [
             raw_value(state)
             if rule is Rule.ASIDE
             else each.nothing()
-            if self._finding
-            else each.read(each.home)
+            if self._first_pass
+            else each.read(each.strategy)
             for each, rule, state in zip(
                 self.adopted, self._each_rule, self._before.states, strict=True
             )
         ]
 
     def _note_changes(self) -> list[Change]:
-        """What is to be stored now; in the first pass, that is done at the end."""
-        if not self._finding:
+        """Return the changes to store now; in the first pass, they are stored at the end."""
+        if not self._first_pass:
             return self._changes()
         self._to_be_stored.update(dict.fromkeys(self._changed()))
         return []
@@ -265,7 +266,7 @@ class AcrossReplicas(_Exchange):
     def _store(self, changes: Sequence[Change]) -> None:
         for change in changes:
             each = change.adopted
-            store(each.variables(each.home), change.after)
+            store(each.variables(each.strategy), change.after)
 
     def _refuse_loop(self, names: Sequence[str]) -> NoReturn:
         raise ContextError(
@@ -275,16 +276,16 @@ class AcrossReplicas(_Exchange):
         )
 
 
-def _same(value: Any, leaves: Sequence[Any]) -> bool:
+def _same(value: object, leaves: Sequence[object]) -> bool:
     now = jax.tree.leaves(value)
     return len(now) == len(leaves) and all(a is b for a, b in zip(now, leaves, strict=True))
 
 
 @final
 class _InALoop:
-    """Stands for a value that a loop of JAX (`lax.scan`) changes; it is known after the function.
+    """A placeholder for a value that a loop of JAX (`lax.scan`) changes, and that is not known yet.
 
-    Whoever reads it is told so.
+    Reading it raises an error.
     """
 
     _message = (
@@ -295,7 +296,7 @@ class _InALoop:
     def __getattr__(self, name: str) -> NoReturn:
         raise ContextError(self._message) if not name.startswith("__") else AttributeError(name)
 
-    def __getitem__(self, key: Any) -> NoReturn:
+    def __getitem__(self, key: object) -> NoReturn:
         raise ContextError(self._message)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Variables of NNX as ours."""
+"""NNX variables as replicax variables."""
 
 from __future__ import annotations
 
@@ -17,54 +17,65 @@ from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax.errors import InvalidType
 from replicax.integrations.flax._discovery import Reached
 from replicax.integrations.flax._private import set_raw_value
-from replicax.values import Mirrored
 from replicax.variables import (
-    AdoptedMirroredVariable,
-    AdoptedPlainVariable,
     Variable,
     VariableRequest,
+    adopt,
 )
 
 if TYPE_CHECKING:
-    from replicax._typing import StrategyLike
+    from jax.tree_util import PyTreeDef
 
-# NNX variables take no weak references, so it is their modules that keep what stands for them.
-_adopted: weakref.WeakValueDictionary[int, Adopted] = weakref.WeakValueDictionary()
-_kept_by: dict[int, dict[int, Adopted]] = {}
-_kept_for_good: dict[int, Adopted] = {}
+    from replicax._typing import Leaf, StrategyLike
+
+
+@final
+class _Adoptions:
+    """The adopted variables: NNX variables allow no weak references, so their modules keep them."""
+
+    def __init__(self) -> None:
+        self.by_id: weakref.WeakValueDictionary[int, Adopted] = weakref.WeakValueDictionary()
+        self._kept_by: dict[int, dict[int, Adopted]] = {}
+        self._kept_for_good: dict[int, Adopted] = {}  # of modules without weak references
+
+    def keep(self, found: Adopted, variable: nnx.Variable, holder: object) -> None:
+        kept = self._kept_by.get(id(holder))
+        if kept is None:
+            try:
+                weakref.finalize(holder, self._kept_by.pop, id(holder), None)
+            except TypeError:
+                kept = self._kept_for_good
+            else:
+                kept = self._kept_by[id(holder)] = {}
+        kept[id(variable)] = found
+
+
+_adoptions = _Adoptions()
 
 
 def adopted(reached: Reached) -> Adopted:
-    """What stands for an NNX variable, for as long as its module lives."""
-    variable, holder = reached.variable, reached.holder
-    found = _adopted.get(id(variable))
+    """Adopt an NNX variable, for as long as its module lives."""
+    variable = reached.variable
+    found = _adoptions.by_id.get(id(variable))
     if found is None:
-        found = _adopted[id(variable)] = Adopted(variable, reached.name)
-    kept = _kept_by.get(id(holder))
-    if kept is None:
-        try:
-            weakref.finalize(holder, _kept_by.pop, id(holder), None)
-        except TypeError:
-            kept = _kept_for_good
-        else:
-            kept = _kept_by[id(holder)] = {}
-    kept[id(variable)] = found
+        found = _adoptions.by_id[id(variable)] = Adopted(variable, reached.name)
+    _adoptions.keep(found, variable, reached.holder)
     return found
 
 
 def standing_for(variable: nnx.Variable) -> Adopted | None:
-    """What stands for a variable, if it has been adopted."""
-    return _adopted.get(id(variable))
+    """Return the adopted form of a variable, if it has been adopted."""
+    return _adoptions.by_id.get(id(variable))
 
 
 @final
 class Adopted:
-    """A variable of NNX, and those of ours that stand for it: one for each of its arrays.
+    """An NNX variable, and our variables that represent it: one for each of its arrays.
 
-    Each strategy that it is used with has its own. `home` is the one that was last.
+    Each strategy that it is used with has its own. `strategy` is the last of these strategies.
     """
 
-    __slots__ = ("__weakref__", "_by_strategy", "_form", "home", "name", "variable")
+    __slots__ = ("__weakref__", "_by_strategy", "_form", "name", "strategy", "variable")
 
     def __init__(self, variable: nnx.Variable, name: str) -> None:
         if variable.hijax or variable.ref:
@@ -74,49 +85,49 @@ class Adopted:
                 "`nnx.var_defaults(hijax=False, ref=False)`."
             )
         self.variable, self.name = variable, name
-        self.home: StrategyLike | None = None
+        self.strategy: StrategyLike | None = None
         self._form: _Form | None = None
         self._by_strategy: dict[StrategyLike | None, list[Variable]] = {}
 
     def variables(self, strategy: StrategyLike | None) -> list[Variable]:
-        """Those of a strategy, or of none."""
+        """Return the variables of a strategy, or of none."""
         form = _Form.of(self.variable.get_raw_value(), self.name)
         if form != self._form:
             self._form = form
             self._by_strategy.clear()
         found = self._by_strategy.get(strategy)
         if found is None:
-            # Now, also while a program is traced.
+            # They are made now, even while a program is traced.
             with _context.entered(_context.Frame()), jax.ensure_compile_time_eval():
                 found = [self._adopt(index, form, strategy) for index in form.arrays]
             self._by_strategy[strategy] = found
         return found
 
     def existing(self) -> list[Variable]:
-        """Those of all strategies that have used it."""
+        """Return the variables of all strategies that have used it."""
         return [variable for each in self._by_strategy.values() for variable in each]
 
     def read(self, strategy: StrategyLike | None) -> Any:
-        """The value as seen from the current context."""
+        """Return the value as seen from the current context."""
         return self.value_of([variable.value for variable in self.variables(strategy)])
 
     def nothing(self) -> Any:
-        """Zeros in the place of the value."""
+        """Return zeros in place of the value."""
         self._form = form = _Form.of(self.variable.get_raw_value(), self.name)
         return form.value_of([jnp.zeros(*kind) for kind in form.kinds if kind is not None])
 
     def value_of(self, arrays: list[jax.Array]) -> Any:
-        """The value for NNX that these arrays make."""
+        """Return the NNX value that consists of these arrays."""
         assert self._form is not None
         return self._form.value_of(arrays)
 
-    def arrays_of(self, value: Any) -> list[jax.Array]:
-        """The arrays of a value that NNX has, in the form that the variable had."""
+    def arrays_of(self, value: object) -> list[jax.Array]:
+        """Return the arrays of an NNX value, in the form that the variable had."""
         assert self._form is not None
         return self._form.arrays_of(value, self.name)
 
-    def arrays_among(self, leaves: list[Any]) -> list[jax.Array]:
-        """The same of the leaves of a value."""
+    def arrays_among(self, leaves: list[Leaf]) -> list[jax.Array]:
+        """Return the arrays among the leaves of a value."""
         assert self._form is not None
         return self._form.arrays_among(leaves)
 
@@ -131,37 +142,24 @@ class Adopted:
             VariableSynchronization.AUTO,
             VariableAggregation.NONE,
         )
-        if strategy is None:
-            return AdoptedPlainVariable.adopt(request, keeper)
-        return _CopyInNNX.adopt(request, keeper, strategy)
-
-
-@final
-class _CopyInNNX(AdoptedMirroredVariable):
-    """The library has the copy of the first replica: its objects work as they do on one device."""
-
-    def _array_of(self, state: Mirrored) -> jax.Array:
-        whole = state.whole
-        if whole is None or self._home.topology.logical_devices_per_replica > 1:
-            return state.primary
-        return whole.addressable_data(0)
+        return adopt(request, keeper, strategy)
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What the value of a variable is made of: arrays of some shapes and types, or anything else.
+    """The form of a variable's value: arrays of some shapes and types, or anything else.
 
-    Most have one array. `kinds` are those of the leaves that are arrays, and None; `keys` says
-    which are random keys, and of what kind; `others` are the leaves that are no arrays.
+    Most have one array. `kinds` has the shape and type of each leaf that is an array, else None;
+    `keys` has the kinds of random keys, else None; `others` are the leaves that are not arrays.
     """
 
-    structure: Any
-    kinds: tuple[tuple[tuple[int, ...], Any] | None, ...]
+    structure: PyTreeDef
+    kinds: tuple[tuple[tuple[int, ...], np.dtype] | None, ...]
     keys: tuple[Any, ...]
-    others: tuple[Any, ...]
+    others: tuple[object, ...]
 
     @classmethod
-    def of(cls, value: Any, name: str) -> _Form:
+    def of(cls, value: object, name: str) -> _Form:
         leaves, structure = jax.tree.flatten(value)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             raise InvalidType(
@@ -186,7 +184,7 @@ class _Form:
             leaves[index] = array if kind is None else jax.random.wrap_key_data(array, impl=kind)
         return jax.tree.unflatten(self.structure, leaves)
 
-    def arrays_of(self, value: Any, name: str) -> list[jax.Array]:
+    def arrays_of(self, value: object, name: str) -> list[jax.Array]:
         leaves, structure = jax.tree.flatten(value)
         if structure != self.structure:
             raise InvalidType(
@@ -196,19 +194,19 @@ class _Form:
             )
         return self.arrays_among(leaves)
 
-    def arrays_among(self, leaves: list[Any]) -> list[jax.Array]:
+    def arrays_among(self, leaves: list[Leaf]) -> list[jax.Array]:
         return [jnp.asarray(_as_data(leaves[index])) for index in self.arrays]
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray))
 
 
-def _as_data(leaf: Any) -> Any:
-    """Numbers as arrays, and random keys as the numbers that they are."""
+def _as_data(leaf: object) -> Leaf:
+    """Convert numbers to arrays, and random keys to their data."""
     if isinstance(leaf, jax.Array) and not _key_kind(leaf):
         return leaf
-    with jax.ensure_compile_time_eval():  # of numbers that are there, also while tracing
+    with jax.ensure_compile_time_eval():  # the numbers are known, even while tracing
         if isinstance(leaf, jax.Array):
             return jax.random.key_data(leaf)
         if isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex)):
@@ -216,8 +214,8 @@ def _as_data(leaf: Any) -> Any:
     return leaf
 
 
-def _key_kind(leaf: Any) -> Any:
-    """Of which kind a random key is; None of anything else."""
+def _key_kind(leaf: object) -> Leaf:
+    """Return the kind of a random key; None for anything else."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_impl(leaf)
     return None
@@ -225,7 +223,10 @@ def _key_kind(leaf: Any) -> Any:
 
 @final
 class _InNNX:
-    """Keeps an array in the NNX variable, as one leaf of its value."""
+    """A keeper of an array in the NNX variable, as one leaf of its value."""
+
+    # Objects of NNX work as they do on one device.
+    has_all_copies = False
 
     __slots__ = ("_array", "_index", "_key_kind", "_leaf", "_variable")
 

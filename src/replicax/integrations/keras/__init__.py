@@ -1,12 +1,12 @@
 """Keras 3 under a strategy: `fit` of models made in a scope, and custom loops.
 
-Loaded by itself once `keras` is imported and a scope is entered. docs/keras.md says what it does.
+It is loaded automatically once `keras` is imported and a scope is entered. See docs/keras.md.
 """
 
 from __future__ import annotations
 
 from replicax.integrations.keras._backup import BackupAndRestore
-from replicax.integrations.keras._bridge import bridge
+from replicax.integrations.keras._bridge import bridge, uninstall
 
-__all__ = ["BackupAndRestore", "bridge"]
+__all__ = ["BackupAndRestore", "bridge", "uninstall"]
 BackupAndRestore.__module__ = "replicax"

@@ -1,4 +1,4 @@
-"""A `fit` that is cut off, and goes on as if nothing had happened."""
+"""A callback with which an interrupted `fit` resumes as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from replicax import _bridges
+from replicax._typing import Json
 from replicax.checkpoint import Checkpoint, CheckpointManager
 from replicax.errors import InvalidArgument
 from replicax.integrations.keras._hooks import at_the_end_of_fit, elements_of, require_jax
@@ -21,20 +22,21 @@ from replicax.integrations.keras._private import begin_at
 
 @final
 class BackupAndRestore(keras.callbacks.Callback):
-    """Has `fit` go on where an earlier one was cut off: in the same epoch, after the same step.
+    """A callback that resumes an interrupted `fit`: in the same epoch, after the same step.
 
-    Weights, slots of the optimizer, seeds and metrics are saved, and how far the data has been
-    read, so that each example is seen as often as it would have been. A distributed dataset goes on
-    by its own state. Of other data, the batches that have been seen are read again and passed over;
-    arrays are shuffled in the order that they were.
+    It saves weights, slots of the optimizer, seeds, metrics, and the position in the data, so that
+    each example is seen as often as it would have been. A distributed dataset resumes from its own
+    state. In other data, the batches that have been seen are read again and skipped; arrays are
+    shuffled in the same order.
 
-    Of other callbacks nothing is saved, and for the steps of the first epoch that are passed over
-    they are called with the metrics as they stood.
+    Other callbacks are not saved. For the skipped steps of the first epoch they are called with the
+    restored metrics.
 
     Args:
-      backup_dir: Where. All workers have to see it. It is removed when `fit` comes to its end.
+      backup_dir: The directory for backups. All workers must see it. It is removed when `fit`
+        completes.
       save_freq: `"epoch"`, or the number of steps after which the next backup is made.
-      delete_checkpoint: Whether to remove the backup when `fit` comes to its end.
+      delete_checkpoint: Whether to remove the backup when `fit` completes.
 
     >>> import os, tempfile, numpy as np, replicax as rx
     >>> os.environ["KERAS_BACKEND"] = "jax"
@@ -59,7 +61,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         require_jax()
-        _bridges.load()  # also if no scope is entered
+        _bridges.load()  # even if no scope is entered
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
             raise InvalidArgument(
                 f"`save_freq` is 'epoch' or a positive number of steps; got {save_freq!r}."
@@ -68,8 +70,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._steps = save_freq if isinstance(save_freq, int) else None
         self._delete = delete_checkpoint
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        # Asked once: every `self.model` has Keras put the values of the last step into variables.
+    def on_train_begin(self, logs: object = None) -> None:
+        # Read once: every `self.model` makes Keras copy the values of the last step to variables.
         self._fitted: Any = self.model
         self._progress = _Progress(self._fitted)
         checkpoint = Checkpoint(model=self._fitted, progress=self._progress)
@@ -85,7 +87,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._progress.take_part()
         at_the_end_of_fit(self._fitted, self._put_in_order)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self._last_batch = -1
         if self._restored and self._progress.calls:
             variables = self._fitted.metrics_variables
@@ -94,7 +96,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._progress.pass_over(self._fitted.get_metrics_result())
         self._restored = False
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         made, self._last_batch = batch - self._last_batch, batch
         if self._steps is None or self._progress.passing:
             return
@@ -102,12 +104,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._unsaved >= self._steps:
             self._save()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self._progress.end_epoch(epoch)
         if self._steps is None:
             self._save()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         self._manager.close()
         if self._delete:
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -124,10 +126,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 @final
 class _Progress:
-    """How far a `fit` has come, and how its data is brought there again.
+    """The progress of a `fit`, and of its data.
 
-    It takes the place of the model's train function, so that it sees what is read. Known to
-    checkpoints by `get_state` and `set_state`.
+    It replaces the model's train function, so that it sees what is read. Checkpoints know it by its
+    `get_state` and `set_state`.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -147,20 +149,20 @@ class _Progress:
 
     @property
     def passing(self) -> bool:
-        """Whether the last step was one that had been made before."""
+        """True if the last step was skipped because it had been taken before."""
         return self._logs is not None
 
-    def pass_over(self, logs: Any) -> None:
-        """Lets Keras count the steps of this epoch that were made before."""
+    def pass_over(self, logs: object) -> None:
+        """Make Keras count the steps of this epoch that were made before."""
         self._to_pass, self._logs = self.calls, logs
 
     def end_epoch(self, epoch: int) -> None:
         self.epoch, self.calls, self._logs = epoch + 1, 0, None
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Json]:
         reading, now = self._reading, generators()
         if reading is not None and (self._elements or reading).is_over():
-            reading = None  # the next batch is one of another pass
+            reading = None  # the next batch belongs to another pass
         return {
             "epoch": self.epoch,
             "calls": self.calls,
@@ -170,10 +172,10 @@ class _Progress:
             "elements": reading and self._elements and self._elements.get_state(),
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Json]) -> None:
         self.epoch, self.calls, self._resumed = state["epoch"], state["calls"], state
 
-    def _step(self, state: Any, iterator: Iterator[Any]) -> Any:
+    def _step(self, state: object, iterator: Iterator[object]) -> Any:
         if self._to_pass:
             self._to_pass -= 1
             return self._logs, state
@@ -183,16 +185,16 @@ class _Progress:
         self.calls += 1
         return self._train(state, self._reading)
 
-    def _begun(self, iterator: Iterator[Any]) -> _Reading:
-        """The beginning of a pass: the one that was cut off, if there was one."""
+    def _begun(self, iterator: Iterator[object]) -> _Reading:
+        """Begin a pass, or resume the one that was interrupted."""
         state, self._resumed = self._resumed, None
         if state is None:
             return _Reading(iterator, generators())
         before = state["before"] or state["now"]
-        set_generators(before)  # an order is drawn with the first batch
+        set_generators(before)  # the order is drawn with the first batch
         reading = _Reading(iterator, before)
         if self._elements is not None:
-            self._elements.resume(state["elements"])  # when its first batch is asked for
+            self._elements.resume(state["elements"])  # takes effect with its first batch
             reading.taken = state["taken"]
         else:
             for _ in range(state["taken"]):
@@ -204,12 +206,12 @@ class _Progress:
 
 @final
 class _Reading:
-    """A pass over the data, and how many batches have been taken."""
+    """A pass over the data, and the number of batches taken."""
 
     def __init__(self, iterator: Iterator[Any], before: Any) -> None:
         self.iterator, self.taken = iterator, 0
-        self.before = before  # the generators of random numbers, when it began
-        self._looked_at: list[Any] = []
+        self.before = before  # the states of the random generators when it began
+        self._looked_at: list[object] = []
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -220,7 +222,7 @@ class _Reading:
         return batch
 
     def is_over(self) -> bool:
-        """Whether there is nothing more; looks at the next batch, which stays the next."""
+        """Tell whether the pass has ended, by looking at the next batch, which stays the next."""
         if not self._looked_at:
             try:
                 self._looked_at.append(next(self.iterator))

@@ -1,4 +1,4 @@
-"""What the rest of the library asks of Keras."""
+"""The bridge between Keras and the rest of the library."""
 
 from __future__ import annotations
 
@@ -9,56 +9,72 @@ from typing import Any, final
 import keras
 
 from replicax import _bridges
+from replicax._bridges import Memory
 from replicax.integrations.keras import _hooks, _jit, _normalization, _writing
+from replicax.integrations.keras._patches import Patches
 from replicax.integrations.keras._scope import follow, owner_in_use, surround
 from replicax.integrations.keras._variables import adopted
 from replicax.variables import Variable
 
 
 def bridge() -> _bridges.Bridge:
-    """The bridge, once Keras has been told of us."""
-    _hooks.install()
+    """Patch Keras, and return the bridge."""
+    patches = Patches()
+    _hooks.install(patches)
     if keras.backend.backend() != "jax":
-        return _OtherBackend()
+        return _OtherBackend(patches)
     for part in (_jit, _normalization, _writing):
-        part.install()
-    return _Keras()
+        part.install(patches)
+    return _Keras(patches)
+
+
+def uninstall() -> None:
+    """Undo the patches of Keras, outside of every scope, until the next scope is entered."""
+    known = _bridges.take_back("keras")
+    if isinstance(known, (_Keras, _OtherBackend)):
+        known.patches.undo()
 
 
 @final
 class _Keras:
+    def __init__(self, patches: Patches) -> None:
+        self.patches = patches
+
     def follow(self) -> None:
         follow()
 
-    def surround(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def surround(self, fn: Callable[..., object]) -> Callable[..., object]:
         return surround(fn)
 
-    def away(self) -> AbstractContextManager[Any]:
+    def suspended(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def variable(self, value: Any) -> Variable | None:
         return adopted(value, owner_in_use()) if isinstance(value, keras.Variable) else None
 
     def fingerprint(
-        self, fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]
+        self, fn: Callable[..., object], leaves: Sequence[object], memory: Memory
     ) -> None:
         pass
 
-    def examine(self, constants: Sequence[Any], variables: Sequence[Variable]) -> None:
+    def examine(self, constants: Sequence[object], variables: Sequence[Variable]) -> None:
         pass
 
 
 @final
 class _OtherBackend:
-    """Keras on another backend is left alone, until a model is made in a scope."""
+    """The bridge to Keras on another backend, which is left alone until a scope makes a model."""
+
+    def __init__(self, patches: Patches) -> None:
+        self.patches = patches
 
     def follow(self) -> None:
         pass
 
-    def surround(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def surround(self, fn: Callable[..., object]) -> Callable[..., object]:
         return fn
 
-    def away(self) -> AbstractContextManager[Any]:
+    def suspended(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def variable(self, value: Any) -> Variable | None:
@@ -67,9 +83,9 @@ class _OtherBackend:
         return None
 
     def fingerprint(
-        self, fn: Callable[..., Any], leaves: Sequence[Any], memory: dict[Any, Any]
+        self, fn: Callable[..., object], leaves: Sequence[object], memory: Memory
     ) -> None:
         pass
 
-    def examine(self, constants: Sequence[Any], variables: Sequence[Variable]) -> None:
+    def examine(self, constants: Sequence[object], variables: Sequence[Variable]) -> None:
         pass

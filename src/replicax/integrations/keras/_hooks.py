@@ -1,7 +1,7 @@
-"""Where Keras is told of us: a few methods of its classes are wrapped.
+"""Hooks into Keras: a few methods of its classes are wrapped.
 
-Keras tells nobody when a model is made, nor which model a `Distribution` is asked for, and an
-optimizer has no place to combine gradients. What is wrapped are methods that Keras documents; for
+Keras does not report when a model is made, nor for which model it asks a `Distribution`, and its
+optimizers have no hook to combine gradients. Only methods that Keras documents are wrapped; for
 models and optimizers without a strategy, they do what they did.
 """
 
@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from replicax import _context
+from replicax._typing import Nest
 from replicax.collectives import CommunicationOptions
 from replicax.errors import InvalidArgument
 from replicax.execution import Site, warn_once
 from replicax.input import DistributedDataset
 from replicax.integrations.keras import _training
-from replicax.integrations.keras._input import Elements, agree, prepared
+from replicax.integrations.keras._input import DistributedDataAdapter, agree, prepared
+from replicax.integrations.keras._patches import Patches
+from replicax.integrations.keras._records import records
 from replicax.integrations.keras._scope import (
     distributed_by,
     follow,
@@ -31,39 +33,35 @@ from replicax.integrations.keras._scope import (
 from replicax.integrations.keras._signatures import takes_data_alone
 from replicax.strategies import Strategy, get_replica_context, get_strategy
 
-_at_the_end: weakref.WeakKeyDictionary[keras.Model, list[Callable[[], None]]]
-_at_the_end = weakref.WeakKeyDictionary()
-_elements: weakref.WeakKeyDictionary[keras.Model, Elements] = weakref.WeakKeyDictionary()
-_models: weakref.WeakKeyDictionary[keras.Model, Strategy] = weakref.WeakKeyDictionary()
 
-
-def install() -> None:
-    """Wraps Keras' methods."""
-    keras.Model.__new__ = _remembering(keras.Model.__new__)
+def install(patches: Patches) -> None:
+    """Wrap Keras' methods."""
+    patches.replace(keras.Model, "__new__", _remembering)
     if keras.backend.backend() != "jax":
         return
-    keras.Variable.__init__ = _with_numbers(keras.Variable.__init__)
+    patches.replace(keras.Variable, "__init__", _with_numbers)
     optimizer = keras.optimizers.Optimizer
-    optimizer.apply_gradients = _summing_pairs(optimizer.apply_gradients)
+    patches.replace(optimizer, "apply_gradients", _summing_pairs)
     for kind in (optimizer, keras.optimizers.LossScaleOptimizer):
-        kind.apply = _summing(kind.apply)
+        patches.replace(kind, "apply", _summing)
     for kind in ("train", "test", "predict"):
-        name = f"make_{kind}_function"
-        setattr(keras.Model, name, _making(kind, getattr(keras.Model, name)))
+        patches.replace(keras.Model, f"make_{kind}_function", functools.partial(_making, kind))
     for name in ("fit", "evaluate", "predict"):
-        setattr(keras.Model, name, _feeding(getattr(keras.Model, name)))
+        patches.replace(keras.Model, name, _feeding)
     for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
-        setattr(keras.Model, name, _undistributed(getattr(keras.Model, name)))
+        patches.replace(keras.Model, name, _undistributed)
 
 
 def strategy_of(model: keras.Model) -> Strategy | None:
-    """The strategy in whose scope a model was made."""
-    return _models.get(model)
+    """Return the strategy in whose scope a model was made."""
+    record = records.known(model)
+    return None if record is None else record.strategy
 
 
-def elements_of(model: keras.Model) -> Elements | None:
-    """What a model is fitted with, if that is a distributed dataset."""
-    return _elements.get(model)
+def elements_of(model: keras.Model) -> DistributedDataAdapter | None:
+    """Return the elements that a model is fitted with, if they are of a distributed dataset."""
+    record = records.known(model)
+    return None if record is None else record.elements
 
 
 def require_jax() -> None:
@@ -75,27 +73,27 @@ def require_jax() -> None:
         )
 
 
-def _remembering(new: Callable[..., Any]) -> Callable[..., Any]:
+def _remembering(new: Callable[..., Any]) -> Callable[..., object]:
     @functools.wraps(new)
-    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    def __new__(cls: type, *args: Nest, **kwargs: Nest) -> Any:  # noqa: N807
         model = new(cls, *args, **kwargs)
         if _context.current().strategy is not None:
             require_jax()
-            _models[model] = get_strategy()
-            follow()  # again, in case that `keras.utils.clear_session` was called in the scope
+            records.model(model).strategy = get_strategy()
+            follow()  # again, in case `keras.utils.clear_session` was called in the scope
         return model
 
     return __new__
 
 
 def _with_numbers(init: Callable[..., None]) -> Callable[..., None]:
-    """Have variables made in a step, of a model or an optimizer, begin with numbers at once.
+    """Give variables that a step of a model or an optimizer creates their values at once.
 
-    Keras puts that off, or refuses it, in the scope in which its variables follow our rules.
+    Keras postpones or refuses that in the scope in which its variables follow our rules.
     """
 
     @functools.wraps(init)
-    def __init__(self: keras.Variable, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def __init__(self: keras.Variable, *args: Nest, **kwargs: Nest) -> None:  # noqa: N807
         with outside_of_functions():
             init(self, *args, **kwargs)
 
@@ -103,7 +101,7 @@ def _with_numbers(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _making(kind: str, make: Callable[..., None]) -> Callable[..., None]:
-    """The step functions of models with a strategy are ours."""
+    """Replace the step functions of models with a strategy by ours."""
     attribute = f"{kind}_function"
 
     @functools.wraps(make)
@@ -117,44 +115,46 @@ def _making(kind: str, make: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
-def _undistributed(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps Keras from distributing models of a strategy, and others by what we have set."""
+def _undistributed(method: Callable[..., object]) -> Callable[..., object]:
+    """Keep Keras from distributing models of a strategy, and others by our distribution."""
 
     @functools.wraps(method)
-    def undistributed(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    def undistributed(self: keras.Model, *args: object, **kwargs: object) -> object:
         with distributed_by(users_distribution() if strategy_of(self) is None else None):
             return method(self, *args, **kwargs)
 
     return undistributed
 
 
-def _tidied(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """Has callbacks put a model in order when `fit` fails: Keras does not tell them."""
+def _tidied(fit: Callable[..., object]) -> Callable[..., object]:
+    """Make callbacks clean up a model when `fit` fails: Keras does not tell them."""
 
     @functools.wraps(fit)
-    def tidied(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    def tidied(self: keras.Model, *args: object, **kwargs: object) -> object:
         try:
             return fit(self, *args, **kwargs)
         finally:
-            for put_in_order in _at_the_end.pop(self, ()):
+            record = records.model(self)
+            waiting, record.at_the_end = record.at_the_end, []
+            for put_in_order in waiting:
                 put_in_order()
 
     return tidied
 
 
 def at_the_end_of_fit(model: keras.Model, put_in_order: Callable[[], None]) -> None:
-    """Has something called when the current `fit` of a model ends, however it does."""
-    _at_the_end.setdefault(model, []).append(put_in_order)
+    """Register a function to call when the current `fit` of a model ends, even by an error."""
+    records.model(model).at_the_end.append(put_in_order)
 
 
-def _feeding(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets `fit` and its like take what a strategy distributes."""
+def _feeding(method: Callable[..., object]) -> Callable[..., object]:
+    """Let `fit` and the like accept distributed datasets."""
     name = method.__name__
     signature = inspect.signature(method)
     call = _undistributed(_tidied(method) if name == "fit" else method)
 
     @functools.wraps(method)
-    def fed(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    def fed(self: keras.Model, *args: object, **kwargs: object) -> object:
         strategy = strategy_of(self)
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments
@@ -167,12 +167,12 @@ def _feeding(method: Callable[..., Any]) -> Callable[..., Any]:
                 )
             return call(self, *args, **kwargs)
         if type(self).call is keras.Model.call and takes_data_alone(self, "train_step"):
-            self.built = True  # there is nothing to call, so that Keras could not build it
+            self.built = True  # there is no `call`, so Keras could not build it
         steps = given.get("steps_per_epoch" if name == "fit" else "steps")
         given["x"] = prepared(given.get("x"), strategy, name, steps)
-        if isinstance(given["x"], Elements):
+        if isinstance(given["x"], DistributedDataAdapter):
             _require_alone(given, name)
-            if not self.built:  # for which `predict` would use a batch as it comes
+            if not self.built:  # `predict` would build it with a batch of ours
                 self(keras.utils.unpack_x_y_sample_weight(given["x"].symbols())[0])
         validation = given.get("validation_data")
         if validation is not None and not isinstance(validation, (tuple, list)):
@@ -181,16 +181,15 @@ def _feeding(method: Callable[..., Any]) -> Callable[..., Any]:
             )
         agree(strategy, name, given)
         if name == "fit":
-            _elements.pop(self, None)
-            if isinstance(given["x"], Elements):
-                _elements[self] = given["x"]
+            x = given["x"]
+            records.model(self).elements = x if isinstance(x, DistributedDataAdapter) else None
         return call(*bound.args, **bound.kwargs)
 
     return fed
 
 
 def _require_alone(given: dict[str, Any], name: str) -> None:
-    """Targets and weights are part of a dataset's elements; Keras would not look at these."""
+    """Refuse separate targets and weights: Keras would ignore them, as the dataset has its own."""
     for argument in ("y", "sample_weight", "class_weight"):
         if given.get(argument) is not None:
             raise InvalidArgument(
@@ -199,8 +198,8 @@ def _require_alone(given: dict[str, Any], name: str) -> None:
             )
 
 
-def _summing(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """In replica context the replicas meet, and their gradients are summed first."""
+def _summing(apply: Callable[..., Nest]) -> Callable[..., object]:
+    """Sum the gradients of all replicas first, in replica context."""
 
     @functools.wraps(apply)
     def summed(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -210,8 +209,8 @@ def _summing(apply: Callable[..., Any]) -> Callable[..., Any]:
     return summed
 
 
-def _summing_pairs(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for `apply_gradients`, so that an `apply` of a subclass gets sums too."""
+def _summing_pairs(apply_gradients: Callable[..., object]) -> Callable[..., object]:
+    """Do the same for `apply_gradients`, so that an `apply` of a subclass gets sums too."""
 
     @functools.wraps(apply_gradients)
     def summed(self: Any, grads_and_vars: Any) -> Any:
@@ -226,17 +225,17 @@ def _summing_pairs(apply_gradients: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _once(
-    optimizer: Any, apply: Callable[[list[Any]], Any], grads: list[Any], variables: Any
-) -> Any:
-    """Applies gradients where all replicas meet; elsewhere, as they are."""
+    optimizer: Any, apply: Callable[[list[Any]], Nest], grads: list[Any], variables: Any
+) -> object:
+    """Apply the reduced gradients of all replicas; outside of replica context, those given."""
     replica = get_replica_context()
     if replica is None or _context.current().strategy is None:
         return apply(grads)
 
-    def merged(strategy: Strategy, gradients: list[Any], _: list[Any]) -> None:
+    def merged(strategy: Strategy, gradients: list[Nest], _: list[Any]) -> None:
         reduced = iter(gradients)
         if not optimizer.built and variables is not None:
-            with outside_of_functions():  # some make variables that Keras refuses inside
+            with outside_of_functions():  # some optimizers make variables that Keras refuses inside
                 optimizer.build(variables)
         apply([gradient if gradient is None else next(reduced).primary for gradient in grads])
 

@@ -1,4 +1,4 @@
-"""What `fit`, `evaluate` and `predict` get, in a form that Keras takes."""
+"""The data for `fit`, `evaluate` and `predict`, in a form that Keras takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import keras
 
 from replicax import cluster
-from replicax._typing import Nest
+from replicax._typing import Json, Nest
 from replicax.errors import CollectiveMismatch, InvalidArgument
 from replicax.input import (
     INFINITE_CARDINALITY,
@@ -24,7 +24,7 @@ from replicax.strategies import Strategy
 
 
 @final
-class Elements(DataAdapter):
+class DistributedDataAdapter(DataAdapter):
     """The elements of a distributed dataset; every epoch is a new pass."""
 
     def __init__(self, dataset: DistributedDataset, strategy: Strategy) -> None:
@@ -33,7 +33,7 @@ class Elements(DataAdapter):
         self._resumed: Any = None
 
     def symbols(self) -> Nest:
-        """A batch without numbers, to build a model with."""
+        """Return a symbolic batch, to build a model with."""
         return jax.tree.map(
             lambda spec: keras.KerasTensor(spec.shape, spec.dtype), self._dataset.element_spec
         )
@@ -46,16 +46,16 @@ class Elements(DataAdapter):
         for element in self._iterator:
             yield jax.tree.map(lambda leaf: rows_of_element(leaf, self._topology), element)
 
-    def get_state(self) -> Any:
-        """How far the current pass has come."""
+    def get_state(self) -> Json:
+        """Return the position in the current pass."""
         return self._iterator and self._iterator.get_state()
 
     def is_over(self) -> bool:
-        """Whether the current pass has nothing more."""
-        return self._iterator is None or not self._iterator.peek(1)
+        """Tell whether the current pass has ended."""
+        return self._iterator is None or not self._iterator._peek(1)
 
-    def resume(self, state: Any) -> None:
-        """Has the next pass begin where another one stood."""
+    def resume(self, state: object) -> None:
+        """Make the next pass begin at this position."""
         self._resumed = state
 
     @property
@@ -79,11 +79,11 @@ class Elements(DataAdapter):
 _STEPS = {"fit": "steps_per_epoch", "validation": "validation_steps"}
 
 
-def prepared(data: Any, strategy: Strategy, method: str, steps: int | None) -> Any:
-    """What is given to Keras in place of the user's data.
+def prepared(data: object, strategy: Strategy, method: str, steps: int | None) -> object:
+    """Return the data for Keras in place of the user's.
 
-    Workers share a dataset. Of arrays, and of whatever else Keras takes, every worker has all, and
-    takes its replicas' rows of each batch.
+    Workers share a dataset. Of arrays and other data, every worker has everything, and takes its
+    replicas' rows of each batch.
     """
     if isinstance(data, DistributedDataset):
         if data.topology != strategy.topology:
@@ -96,14 +96,14 @@ def prepared(data: Any, strategy: Strategy, method: str, steps: int | None) -> A
                 f"`{method}` got {data!r}, which never ends. Say how many steps are wanted, by "
                 f"`{_STEPS.get(method, 'steps')}=`."
             )
-        return Elements(data, strategy)
+        return DistributedDataAdapter(data, strategy)
     if strategy.topology.spans_processes and of_a_library(data):
-        return Elements(strategy.experimental_distribute_dataset(data), strategy)
+        return DistributedDataAdapter(strategy.experimental_distribute_dataset(data), strategy)
     return data
 
 
-def agree(strategy: Strategy, method: str, given: Mapping[str, Any]) -> None:
-    """Makes sure that all workers call a method with data of the same shapes and settings.
+def agree(strategy: Strategy, method: str, given: Mapping[str, object]) -> None:
+    """Check that all workers call a method with data of the same shapes and settings.
 
     They then shuffle arrays in the same order: that of the first worker.
     """
@@ -115,7 +115,7 @@ def agree(strategy: Strategy, method: str, given: Mapping[str, Any]) -> None:
         for argument, value in given.items()
         if argument not in ("self", "callbacks", "verbose", "kwargs")
     }
-    brought = session.meet(f"`{method}` of a Keras model", [facts, generators()])
+    brought = session.all_gather(f"`{method}` of a Keras model", [facts, generators()])
     for argument in {name: None for each, _ in brought for name in each}:
         words = [each.get(argument, "nothing") for each, _ in brought]
         if len(set(words)) > 1:
@@ -131,8 +131,8 @@ def agree(strategy: Strategy, method: str, given: Mapping[str, Any]) -> None:
     set_generators(brought[0][1])
 
 
-def _described(value: Any) -> str:
-    """What has to be the same on all workers, in words."""
+def _described(value: object) -> str:
+    """Describe the arguments that must be the same on all workers."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     leaves = jax.tree.leaves(value)

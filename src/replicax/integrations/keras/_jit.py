@@ -1,38 +1,38 @@
-"""Which models are compiled. Keras answers that for TensorFlow; on JAX, the trace answers it."""
+"""The choice of models to compile: Keras makes it for TensorFlow; on JAX, tracing decides."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from replicax.integrations.keras._patches import Patches
 from replicax.integrations.keras._private import layers_of
+from replicax.integrations.keras._records import records
 
-_eager_by_choice: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
-
-def install() -> None:
+def install(patches: Patches) -> None:
     """Wrap the methods that say whether a model is to be compiled."""
     for name, wrapped in (("compile", _noting), ("compile_from_config", _forgetting)):
-        # In the class that defines it: Keras compares `Model.compile` with it when it loads a
-        # model, to see whether a subclass has one of its own.
+        # It is wrapped in the class that defines it: when Keras loads a model, it compares
+        # `Model.compile` with that, to see whether a subclass has its own.
         owner: Any = next(kind for kind in keras.Model.__mro__ if name in vars(kind))
-        setattr(owner, name, wrapped(getattr(owner, name)))
+        patches.replace(owner, name, wrapped)
 
 
 def is_compiled(model: keras.Model) -> bool:
-    """Return whether the steps of a model are to be compiled, should they trace."""
-    if model.run_eagerly or model in _eager_by_choice:
+    """Return whether the steps of a model should be compiled, if JAX can trace them."""
+    record = records.known(model)
+    if model.run_eagerly or (record is not None and record.eager_by_choice):
         return False
     return bool(model.jit_compile or refused_layers(model))
 
 
 def refused_layers(model: keras.Model) -> list[Any]:
-    """Return the layers because of which Keras does not compile a model.
+    """Return the layers that keep Keras from compiling a model.
 
     Most have `supports_jit=False` for operations that XLA lacks in TensorFlow. On JAX these layers
     trace: RandomRotation, RandomZoom, RandomTranslation, RandomShear and RandomPerspective do.
@@ -40,27 +40,27 @@ def refused_layers(model: keras.Model) -> list[Any]:
     return [layer for layer in layers_of(model) if not layer.supports_jit]
 
 
-def _noting(compile: Callable[..., Any]) -> Callable[..., Any]:
-    """Note who has asked for `jit_compile=False`; afterwards, "auto" looks the same."""
+def _noting(compile: Callable[..., object]) -> Callable[..., object]:
+    """Note which models were given `jit_compile=False`; afterwards, "auto" looks the same."""
     signature = inspect.signature(compile)
 
     @functools.wraps(compile)
-    def noted(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    def noted(self: keras.Model, *args: object, **kwargs: object) -> object:
         result = compile(self, *args, **kwargs)
         asked = signature.bind(self, *args, **kwargs).arguments.get("jit_compile", "auto")
-        (_eager_by_choice.discard if asked else _eager_by_choice.add)(self)
+        records.model(self).eager_by_choice = not asked
         return result
 
     return noted
 
 
-def _forgetting(compile_from_config: Callable[..., Any]) -> Callable[..., Any]:
-    """Take nothing in a file for the choice of a user: Keras saves what "auto" came to."""
+def _forgetting(compile_from_config: Callable[..., object]) -> Callable[..., object]:
+    """Ignore the setting in a file, which may not be the user's: Keras saves a resolved "auto"."""
 
     @functools.wraps(compile_from_config)
-    def forgotten(self: keras.Model, config: Any) -> Any:
+    def forgotten(self: keras.Model, config: object) -> Any:
         result = compile_from_config(self, config)
-        _eager_by_choice.discard(self)
+        records.model(self).eager_by_choice = False
         return result
 
     return forgotten

@@ -11,15 +11,17 @@ import jax.numpy as jnp
 import keras
 
 from replicax import _context
+from replicax._typing import Nest
+from replicax.integrations.keras._patches import Patches
 from replicax.integrations.keras._private import replace_moments
 from replicax.strategies import get_replica_context
 
 
-def install() -> None:
+def install(patches: Patches) -> None:
     """Wrap the layer's constructor and the method that computes its statistics."""
     layer = keras.layers.BatchNormalization
-    layer.__init__ = _accepting(layer.__init__)
-    replace_moments(layer, _synchronized)
+    patches.replace(layer, "__init__", _accepting)
+    replace_moments(patches, layer, _synchronized)
 
 
 def _accepting(init: Callable[..., None]) -> Callable[..., None]:
@@ -27,18 +29,18 @@ def _accepting(init: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(init)
 
     @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def __init__(self: Any, *args: Nest, **kwargs: Nest) -> None:  # noqa: N807
         bound = signature.bind(self, *args, **kwargs)
         synchronized = bool(bound.arguments.pop("synchronized", False))
         init(*bound.args, **bound.kwargs)
         self.synchronized = synchronized
 
-    # Keras reads the arguments of constructors in two ways, one of which sees through wrappers.
+    # Keras inspects the arguments of constructors in two ways, one of which ignores wrappers.
     setattr(__init__, "__signature__", signature)  # noqa: B010  functions do not declare it
     return __init__
 
 
-def _synchronized(moments: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> Any:
+def _synchronized(moments: Callable[..., Any], layer: Any, inputs: Nest, mask: Any) -> object:
     """Return mean and variance over all replicas, or over the batch where there are none.
 
     In `fit` the batch is that of all replicas.
@@ -48,14 +50,14 @@ def _synchronized(moments: Callable[..., Any], layer: Any, inputs: Any, mask: An
     if replica is None or _context.current().strategy is None:
         if mask is None:
             return keras.ops.moments(inputs, axes)
-        return moments(layer, inputs, mask)  # which says nothing of synchronization
+        return moments(layer, inputs, mask)  # which does not mention synchronization
     own = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
     counted = jnp.ones((1,) * own.ndim, own.dtype) if mask is None else mask[..., None]
     counted = jnp.broadcast_to(counted, own.shape).astype(own.dtype)
     shape = [1] * own.ndim
     shape[layer.axis] = own.shape[layer.axis]
     total, count = replica.all_reduce("SUM", [jnp.sum(own * counted, axes), jnp.sum(counted, axes)])
-    count = count if mask is None else count + keras.config.epsilon()  # as Keras has it
+    count = count if mask is None else count + keras.config.epsilon()  # as in Keras
     mean = total / count
     # A second sum, because the difference of two large numbers would lose digits.
     squares = jnp.sum((own - mean.reshape(shape)) ** 2 * counted, axes)

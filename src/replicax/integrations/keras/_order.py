@@ -9,7 +9,7 @@ import numpy as np
 
 
 def generators() -> list[Any]:
-    """Where those of NumPy and Python stand; what JSON can express."""
+    """Return the states of NumPy's and Python's generators, in a form that JSON can express."""
     state: Any = np.random.get_state(legacy=True)
     kind, keys, *rest = state
     return [[kind, keys.tolist(), *rest], random.getstate()]
@@ -17,6 +17,6 @@ def generators() -> list[Any]:
 
 def set_generators(state: list[Any]) -> None:
     (kind, keys, *rest), (version, words, gauss) = state
-    numpy_state: Any = (kind, np.asarray(keys, np.uint32), *rest)
+    numpy_state: object = (kind, np.asarray(keys, np.uint32), *rest)
     np.random.set_state(numpy_state)
     random.setstate((version, tuple(words), gauss))

@@ -1,4 +1,4 @@
-"""What Keras has no public way for. Tested with Keras 3.15.1."""
+"""The private parts of Keras that we need. Tested with Keras 3.15.1."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
+from replicax._typing import Nest
+from replicax.integrations.keras._patches import Patches
+
 __all__ = [
     "DataAdapter",
     "begin_at",
@@ -28,16 +31,16 @@ __all__ = [
     "set_global_generator",
 ]
 # `DataAdapter`: `fit` takes an instance of it as it is, while the public `keras.utils.PyDataset`
-# has to know how long it is, and goes through a queue.
+# must know its length, and goes through a queue.
 
 
 def get_array(variable: Any) -> jax.Array:
-    """The array of a variable. `variable.value` gives what a `StatelessScope` has instead."""
+    """Return the array of a variable; `variable.value` would ask a `StatelessScope` for it."""
     return variable._value
 
 
 def set_array(variable: Any, array: jax.Array) -> None:
-    """Replaces it. `variable.assign` would leave it to a `StatelessScope`."""
+    """Replace the array of a variable. `variable.assign` would leave that to a `StatelessScope`."""
     variable._value = array
 
 
@@ -47,15 +50,15 @@ def layers_of(model: keras.Model) -> list[Any]:
 
 
 def current_scope() -> keras.StatelessScope | None:
-    """The `StatelessScope` that is open in this thread."""
+    """Return the `StatelessScope` that is open in this thread."""
     return get_stateless_scope()
 
 
-def global_generator() -> Any:
-    """The generator of this thread for random numbers without a seed, which Keras then shares.
+def global_generator() -> object:
+    """Return this thread's generator of random numbers without a seed, for all replicas to share.
 
-    Why: Keras has one a thread, and replicas that run in threads would have one each. None where
-    Keras refuses such numbers, because JAX traces.
+    Why: Keras has one per thread, and so would replicas that run in threads. None where Keras
+    refuses such numbers, because JAX traces.
     """
     drawn_so_far = random.getstate()
     try:
@@ -63,53 +66,57 @@ def global_generator() -> Any:
     except ValueError:
         return None
     finally:
-        random.setstate(drawn_so_far)  # or layers made later would begin with other numbers
+        random.setstate(drawn_so_far)  # or layers made later would get other initial values
 
 
-def set_global_generator(generator: Any) -> None:
+def set_global_generator(generator: object) -> None:
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
 
 
 def begin_at(model: keras.Model, epoch: int | None) -> None:
-    """Has `fit` begin with an epoch; Keras' own callback for backups does it like this.
+    """Make `fit` begin with an epoch, as Keras' own backup callback does.
 
-    None, or 0, and `fit` begins where its argument says.
+    With None or 0, `fit` begins where its argument says.
     """
     model._initial_epoch = epoch
 
 
-def replace_moments(layer: type, replacement: Callable[..., Any]) -> None:
-    """Have the statistics of synchronized layers computed by `replacement`.
+def replace_moments(patches: Patches, layer: type, replacement: Callable[..., Any]) -> None:
+    """Compute the statistics of synchronized layers by `replacement`.
 
     It gets the method that it replaces, and that method's arguments. Why: `call` of the layer does
     everything else as well, and Keras' public `moments` does not know the layer.
     """
-    moments = layer._moments  # pyright: ignore[reportAttributeAccessIssue]
 
-    @functools.wraps(moments)
-    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
-        if self.synchronized:
-            return replacement(moments, self, inputs, mask)
-        return moments(self, inputs, mask)
+    def replaced(moments: Callable[..., Any]) -> Callable[..., object]:
+        @functools.wraps(moments)
+        def _moments(self: Any, inputs: Nest, mask: Any) -> object:
+            if self.synchronized:
+                return replacement(moments, self, inputs, mask)
+            return moments(self, inputs, mask)
 
-    setattr(layer, "_moments", _moments)  # noqa: B010  the type does not declare it
+        return _moments
+
+    patches.replace(layer, "_moments", replaced)
 
 
-def replace_saves(callback: type, replacement: Callable[..., Any]) -> None:
-    """Have what a callback of Keras saves be saved by `replacement`.
+def replace_saves(patches: Patches, callback: type, replacement: Callable[..., object]) -> None:
+    """Route the saves of a Keras callback through `replacement`.
 
     It gets the method that it replaces, and that method's arguments. Why: the methods that Keras
-    documents decide when to save, and save, in one.
+    documents both decide when to save, and save.
     """
-    save = callback._save_model  # pyright: ignore[reportAttributeAccessIssue]
 
-    @functools.wraps(save)
-    def _save_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return replacement(save, self, *args, **kwargs)
+    def replaced(save: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(save)
+        def _save_model(self: object, *args: object, **kwargs: object) -> object:
+            return replacement(save, self, *args, **kwargs)
 
-    setattr(callback, "_save_model", _save_model)  # noqa: B010  the type does not declare it
+        return _save_model
+
+    patches.replace(callback, "_save_model", replaced)
 
 
 def first_epoch(model: keras.Model) -> int | None:
-    """Return the epoch with which a callback has `fit` begin, if one does."""
+    """Return the epoch from which a callback makes `fit` begin, if one does."""
     return model._initial_epoch

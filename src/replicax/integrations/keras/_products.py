@@ -1,4 +1,4 @@
-"""A program without transposed products, which XLA does not undo where devices sum them.
+"""Programs without transposed products, which XLA does not remove where devices sum them.
 
 JAX computes the gradient of a weight as a product, and transposes it. On one device XLA swaps the
 factors instead. Where the rows are divided over devices, it sums the products in between, and then
@@ -18,9 +18,9 @@ from replicax._typing import Nest
 
 
 def without_transposed_products(fn: Callable[..., Nest]) -> Callable[..., Nest]:
-    """The same function; for use in a program that is traced."""
+    """Return the function without transposed products, for use in a traced program."""
 
-    def swapped(*args: Any) -> Nest:
+    def swapped(*args: object) -> Nest:
         jaxpr, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
         results = _evaluate(jaxpr, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shape), results)
@@ -28,11 +28,11 @@ def without_transposed_products(fn: Callable[..., Nest]) -> Callable[..., Nest]:
     return swapped
 
 
-def _evaluate(closed: ClosedJaxpr, args: list[Any]) -> list[Any]:
+def _evaluate(closed: ClosedJaxpr, args: list[Nest]) -> list[Any]:
     jaxpr = without_constants(closed)
     inputs = (*jaxpr.constvars, *jaxpr.invars)
     values: dict[Var, Any] = dict(zip(inputs, (*closed.consts, *args), strict=True))
-    products: dict[Any, Any] = {}
+    products: dict[object, object] = {}
 
     def read(variable: Any) -> Any:
         return variable.val if isinstance(variable, Literal) else values[variable]
@@ -40,7 +40,7 @@ def _evaluate(closed: ClosedJaxpr, args: list[Any]) -> list[Any]:
     for equation in jaxpr.eqns:
         operands = [read(variable) for variable in equation.invars]
         name, parameters = equation.primitive.name, equation.params
-        if name == "jit":  # so that what is inside is seen next to what is outside
+        if name == "jit":  # inlined, so that inner and outer operations are seen together
             results = _evaluate(parameters["jaxpr"], operands)
         else:
             product = products.get(equation.invars[0]) if name == "transpose" else None
@@ -54,7 +54,7 @@ def _evaluate(closed: ClosedJaxpr, args: list[Any]) -> list[Any]:
 
 
 def _swapped(product: Any, permutation: tuple[int, ...]) -> list[jax.Array] | None:
-    """The product of the factors in the other order, if that is what `permutation` comes to."""
+    """Return the product of the swapped factors, if `permutation` amounts to that."""
     (left, right), parameters = product
     (left_sums, right_sums), (left_batch, right_batch) = parameters["dimension_numbers"]
     batch = len(left_batch)

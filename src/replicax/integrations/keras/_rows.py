@@ -1,4 +1,4 @@
-"""Batches on the replicas' devices, whatever the number of their rows."""
+"""Batches on the replicas' devices, with any number of rows."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.dtypes import canonicalize_dtype
 
+from replicax._typing import Leaf
+from replicax.collectives import agree_on_unknown_shapes
 from replicax.input import aligned
 from replicax.topology import Topology
 from replicax.values import PerReplica, is_numeric
 
 
-@jax.tree_util.register_dataclass  # because Keras puts whatever it reads ahead on a device
+@jax.tree_util.register_dataclass  # because Keras puts what it prefetches on a device
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """The rows of a batch: an array with the same number of rows for each replica.
 
-    Where there are fewer, the rest of a replica's rows is filled up; `counts` are those that count,
-    or None if all do. A program leaves the others out before anything is computed.
+    Replicas with fewer rows are padded; `counts` are the numbers of rows that count, or None if all
+    do. A program removes the others before anything is computed.
     """
 
     array: jax.Array
@@ -38,12 +40,12 @@ class Rows:
         return self.array.dtype
 
 
-def is_rows(leaf: Any) -> bool:
+def is_rows(leaf: object) -> bool:
     return isinstance(leaf, Rows)
 
 
-def rows_of(leaf: Any, topology: Topology) -> Any:
-    """A leaf of a batch, divided over the replicas; what has no rows is left to the program."""
+def rows_of(leaf: Leaf, topology: Topology) -> Leaf:
+    """Divide a leaf of a batch over the replicas; leave one without rows to the program."""
     if is_rows(leaf) or np.ndim(leaf) == 0:
         return leaf
     replicas = topology.num_replicas
@@ -51,14 +53,14 @@ def rows_of(leaf: Any, topology: Topology) -> Any:
     share = -(-count // replicas)
     counts = None if share * replicas == count else _shares(count, share, replicas)
     if isinstance(leaf, jax.Array) and topology.spans_processes:
-        leaf = np.asarray(leaf)  # or JAX would compare what all processes have
+        leaf = np.asarray(leaf)  # or JAX would compare it across processes
     if isinstance(leaf, jax.Array):
         padding = [(0, share * replicas - count)] + [(0, 0)] * (leaf.ndim - 1)
         whole = leaf if counts is None else jnp.pad(leaf, padding)
         return Rows(jax.device_put(whole, topology.split), counts)
     if not is_numeric(leaf.dtype):
         return leaf
-    # In memory of its own: the step may still run when a generator fills its array again.
+    # It is copied: the step may still run when a generator reuses its array.
     shape = (share * replicas, *leaf.shape[1:])
     memory = aligned(shape, canonicalize_dtype(leaf.dtype))
     memory[:count], memory[count:] = leaf, 0
@@ -66,10 +68,11 @@ def rows_of(leaf: Any, topology: Topology) -> Any:
     return Rows(array, counts)
 
 
-def rows_of_element(value: Any, topology: Topology) -> Any:
-    """The same of a leaf of a distributed dataset's element."""
+def rows_of_element(value: object, topology: Topology) -> Any:
+    """Do the same for a leaf of a distributed dataset's element."""
     if not isinstance(value, PerReplica):
         return rows_of(value, topology)
+    agree_on_unknown_shapes([value])
     if value.uniform:
         return Rows(value.array(topology))
     counts = tuple(shape[0] for shape in value.shapes)
@@ -83,17 +86,17 @@ def rows_of_element(value: Any, topology: Topology) -> Any:
 
 
 def cut(array: jax.Array, counts: Sequence[int] | None) -> jax.Array:
-    """The rows that count, in a program."""
+    """Return the rows that count, in a program."""
     if counts is None:
         return array
     share = len(array) // len(counts)
     total = sum(counts)
     if tuple(counts) == _shares(total, share, len(counts)):
-        return array[:total]  # all in a row, so that nothing has to be moved
+        return array[:total]  # they are contiguous, so nothing needs to be moved
     parts = [array[i * share : i * share + count] for i, count in enumerate(counts)]
     return jnp.concatenate(parts)
 
 
 def _shares(total: int, share: int, replicas: int) -> tuple[int, ...]:
-    """The rows that each replica has, if those before it have full shares."""
+    """Return the number of rows of each replica, if those before it have full shares."""
     return tuple(min(share, max(0, total - share * replica)) for replica in range(replicas))

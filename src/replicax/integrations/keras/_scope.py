@@ -1,9 +1,8 @@
-"""How Keras' variables are found: those that are made, and those that a function uses."""
+"""Tracking of Keras' variables: those that are made, and those that a function uses."""
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
@@ -12,12 +11,14 @@ import jax
 import keras
 
 from replicax import _context
+from replicax._typing import Nest
 from replicax.integrations.keras._private import (
     current_scope,
     get_array,
     global_generator,
     set_global_generator,
 )
+from replicax.integrations.keras._records import records
 from replicax.integrations.keras._variables import adopted, belongs_to
 from replicax.strategies import Strategy
 from replicax.variables import write
@@ -25,10 +26,10 @@ from replicax.variables import write
 
 @final
 class Ownership(keras.distribution.DataParallel):
-    """Notes which strategy's scope Keras variables are made in; lays out nothing.
+    """A distribution that notes in which strategy's scope variables are made; it lays out nothing.
 
     Keras asks it for the layout of every variable that is made while it is set. (The base class
-    `Distribution` is not public; of this one, nothing is used.)
+    `Distribution` is not public; nothing of `DataParallel` is used.)
     """
 
     def __init__(self) -> None:
@@ -45,28 +46,25 @@ class Ownership(keras.distribution.DataParallel):
 
 @functools.cache
 def ownership() -> Ownership:
-    """The one that there is: it has no state."""
+    """Return the only instance: it has no state."""
     return Ownership()
 
 
-_thread = threading.local()  # as what Keras has set is the thread's
-
-
 def follow() -> None:
-    """Sets the distribution that notes owners where a strategy is current, and only there."""
+    """Set the distribution that notes owners where a strategy is current, and only there."""
     in_scope = _context.current().strategy is not None
     ours = keras.distribution.distribution() is ownership()
     if in_scope and not ours:
-        _thread.before = keras.distribution.distribution()
+        records.thread.before = keras.distribution.distribution()
         keras.distribution.set_distribution(ownership())
     elif ours and not in_scope:
-        keras.distribution.set_distribution(_thread.before)
+        keras.distribution.set_distribution(records.thread.before)
 
 
-def users_distribution() -> Any:
-    """What Keras would be distributed by if we had set nothing."""
+def users_distribution() -> object:
+    """Return the distribution that Keras would have if we had set none."""
     current = keras.distribution.distribution()
-    return getattr(_thread, "before", None) if current is ownership() else current
+    return getattr(records.thread, "before", None) if current is ownership() else current
 
 
 @contextmanager
@@ -81,13 +79,13 @@ def distributed_by(distribution: Any) -> Iterator[None]:
 
 @final
 class VariablesInUse(keras.StatelessScope):
-    """Has reads and writes of Keras variables follow our rules, while a function runs.
+    """A scope in which reads and writes of Keras variables follow our rules, while a function runs.
 
-    A program that is traced finds them, replicas see their own, and a differentiated function can
-    be differentiated with respect to them.
+    A traced program finds the variables, replicas see their own, and a function can be
+    differentiated with respect to them.
 
-    Variables that have no strategy get that of `owner`, which is set while a step of `fit` runs:
-    it computes outside of the strategy, but what it makes is kept on all devices.
+    Variables without a strategy get `owner`, which is set while a step of `fit` runs: it computes
+    outside of the strategy, but the variables that it makes are kept on all devices.
     """
 
     owner: Strategy | None = None
@@ -104,7 +102,7 @@ class VariablesInUse(keras.StatelessScope):
         write(adopted(variable, self.owner), value)
 
     def _initialize(self) -> None:
-        """Keras puts off the numbers of variables made in here until the scope is left.
+        """Initialize the variables that Keras would leave without values until the scope is left.
 
         That is right when shapes are inferred. Here, it may be a slot that the function needs.
         """
@@ -113,7 +111,7 @@ class VariablesInUse(keras.StatelessScope):
 
     @contextmanager
     def put_aside(self) -> Iterator[None]:
-        """Lets Keras make variables, with numbers."""
+        """Let Keras make variables with values."""
         with jax.ensure_compile_time_eval():
             self.__exit__()
             try:
@@ -124,7 +122,7 @@ class VariablesInUse(keras.StatelessScope):
 
 @contextmanager
 def owned_by(strategy: Strategy) -> Iterator[None]:
-    """Have variables without a strategy belong to this one; inside of a surrounded function."""
+    """Give variables without a strategy this one, inside of a surrounded function."""
     scope = current_scope()
     assert isinstance(scope, VariablesInUse)
     scope.owner = strategy
@@ -141,19 +139,19 @@ def owner_in_use() -> Strategy | None:
 
 
 def outside_of_functions() -> AbstractContextManager[None]:
-    """For as long as variables are made, in a function that uses others."""
+    """Return a context in which variables can be made, in a function that uses others."""
     scope = current_scope()
     return scope.put_aside() if isinstance(scope, VariablesInUse) else nullcontext()
 
 
-def surround(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, with Keras variables that follow our rules."""
-    with distributed_by(None):  # so that it belongs to nobody
+def surround(fn: Callable[..., Nest]) -> Callable[..., object]:
+    """Return `fn` with Keras variables that follow our rules."""
+    with distributed_by(None):  # so that it has no owner
         generator = None if _context.current().program is not None else global_generator()
 
     @functools.wraps(fn)
-    def surrounded(*args: Any, **kwargs: Any) -> Any:
-        if current_scope() is not None:  # ours, or Keras infers shapes or is stateless itself
+    def surrounded(*args: Nest, **kwargs: Nest) -> Any:
+        if current_scope() is not None:  # ours, or Keras infers shapes or is stateless
             return fn(*args, **kwargs)
         if generator is not None:
             set_global_generator(generator)

@@ -1,4 +1,4 @@
-"""Which of its two signatures a step of a model has."""
+"""The two signatures that a step of a model may have."""
 
 from __future__ import annotations
 

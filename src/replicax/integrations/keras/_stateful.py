@@ -1,4 +1,4 @@
-"""Steps of a model that change its variables themselves, as they are for TensorFlow's backend."""
+"""Steps of a model that change its variables in place, as with TensorFlow's backend."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _GROUPS = {
 
 @final
 class Stateful:
-    """`step(self, data)`, as one program in which all variables that it touches are found.
+    """`step(self, data)` as one program, in which all variables that it touches are found.
 
-    Those may be more than Keras knows of, such as the slots of a second optimizer. The step runs
-    outside of the strategy, for it computes what one device would on the whole batch.
+    These may be more than Keras knows of, such as the slots of a second optimizer. The step runs
+    outside of the strategy, as it computes what one device would on the whole batch.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Stateful:
                 outputs = _bridges.surrounded(self._step)(self._on_host(data))
             else:
                 outputs = self._function(self._rows(data))
-        # Asked again, because the first step may have made some.
+        # Read again, because the first step may have made variables.
         return outputs, tuple([get_array(v) for v in group] for group in self._variables())
 
     def trace(self, state: State, data: Nest) -> jax.stages.Traced:
@@ -74,7 +74,7 @@ class Stateful:
         return jax.tree.map(lambda leaf: rows_of(leaf, topology), data, is_leaf=is_rows)
 
     def _put_back(self, state: State) -> None:
-        """Give the variables their arrays, which Keras has taken away for as long as it fits."""
+        """Restore the variables' arrays, which Keras takes away during `fit`."""
         for variables, arrays in zip(self._variables(), state, strict=True):
             for variable, array in zip(variables, arrays, strict=True):
                 set_array(variable, array)

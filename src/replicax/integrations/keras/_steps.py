@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from replicax._hints import hint
 from replicax._typing import Nest
-from replicax.collectives import launch
+from replicax.collectives import dispatch
 from replicax.integrations.keras._products import without_transposed_products
 from replicax.integrations.keras._rows import Rows, cut, is_rows, rows_of
 from replicax.topology import Topology
@@ -32,15 +33,17 @@ class Compiled:
 
     def __init__(self, label: str, step: Step, topology: Topology, keeps_outputs: bool) -> None:
         self._label, self._topology = label, topology
-        # Outputs that are kept stay divided, where they can and one process can read them.
+        # Outputs that are kept stay divided if possible, and if one process can read them.
         self._divided = keeps_outputs and not topology.spans_processes
         whole = topology.replicated
 
-        def program(state: State, arrays: list[Any], structure: Any, counts: Any) -> Any:
+        def program(
+            state: State, arrays: list[jax.Array], structure: PyTreeDef, counts: Any
+        ) -> Any:
             rows = [cut(array, count) for array, count in zip(arrays, counts, strict=True)]
             return without_transposed_products(step)(state, jax.tree.unflatten(structure, rows))
 
-        def compiled(outputs: Any) -> Any:
+        def compiled(outputs: object) -> Any:
             return jax.jit(
                 program,
                 static_argnums=(2, 3),
@@ -52,10 +55,10 @@ class Compiled:
 
     def __call__(self, state: State, data: Nest) -> tuple[Nest, State]:
         program, arguments = self._program(state, data)
-        return launch(self._topology, self._label, program, *arguments)
+        return dispatch(self._topology, self._label, program, *arguments)
 
     def trace(self, state: State, data: Nest) -> jax.stages.Traced:
-        """Return the program for a batch without running it; JAX keeps what it has traced."""
+        """Return the program for a batch without running it; JAX caches the trace."""
         program, arguments = self._program(state, data)
         return program.trace(*arguments)
 
@@ -70,9 +73,9 @@ class Compiled:
 
 @final
 class ByOperation:
-    """A step without a program: every device computes all of the batch, one by one, as Python goes.
+    """An eager step: every device computes the whole batch, operation by operation.
 
-    For debugging. Were the rows divided, nearly every operation would have the devices meet.
+    It is for debugging. With divided rows, nearly every operation would synchronize the devices.
     """
 
     def __init__(self, step: Step, topology: Topology) -> None:
@@ -84,7 +87,7 @@ class ByOperation:
 
 @final
 class Everywhere:
-    """Brings whole batches to every device."""
+    """A function that brings whole batches to every device."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -93,9 +96,9 @@ class Everywhere:
     def __call__(self, data: Nest) -> Nest:
         return jax.tree.map(self._whole, data, is_leaf=is_rows)
 
-    def _whole(self, leaf: Any) -> jax.Array:
+    def _whole(self, leaf: object) -> jax.Array:
         if isinstance(leaf, Rows):
-            return launch(
+            return dispatch(
                 self._topology, "gathering a batch", self._gathered, leaf.array, leaf.counts
             )
         return self._topology.replicate(leaf)
@@ -106,10 +109,10 @@ class IfItTraces:
     """A step of a model that Keras would not compile: as one program where JAX can trace it.
 
     Args:
-      label: What the step is called.
-      layers: Those because of which Keras would not.
+      label: The name of the step.
+      layers: The layers because of which Keras would not.
       compiled: The step as one program.
-      by_operation: The step without one.
+      by_operation: The eager step.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class IfItTraces:
             try:
                 self._compiled.trace(state, data)
             except Exception:
-                # A mistake of the user is raised by the step itself, and then there is no hint.
+                # The eager step raises mistakes of the user itself, without a hint.
                 results = self._by_operation(state, data)
                 self._traces = False
                 self._hint()

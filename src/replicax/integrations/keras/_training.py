@@ -21,6 +21,7 @@ from replicax.integrations.keras._stateful import Stateful
 from replicax.integrations.keras._steps import ByOperation, Compiled, IfItTraces, State, Step
 from replicax.integrations.keras._variables import adopted
 from replicax.strategies import Strategy
+from replicax.variables import agree_on_beginnings
 
 
 def train_function(model: keras.Model, strategy: Strategy) -> StepFunction:
@@ -37,26 +38,27 @@ def predict_function(model: keras.Model, strategy: Strategy) -> StepFunction:
 
 @final
 class StepFunction:
-    """What Keras calls for one step, or for as many as `steps_per_execution` says.
+    """The function that Keras calls for one step, or for `steps_per_execution` steps.
 
     Args:
       model: The model.
-      strategy: That in whose scope it was made.
+      strategy: The strategy in whose scope it was made.
       name: The method of the model that makes a step on the whole batch.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, name: str) -> None:
         self._model, self._topology = model, strategy.topology
-        self._keeps_outputs = name == "predict_step"  # of all steps, and not those of the last
+        self._keeps_outputs = name == "predict_step"  # of all steps, not only the last
         self._last_state: State | None = None
         self._step = _step_of(model, strategy, name)
-        optimizer = getattr(model, "optimizer", None)  # not there before `compile`
+        optimizer = getattr(model, "optimizer", None)  # it does not exist before `compile`
         for variable in (*model.variables, *(optimizer.variables if optimizer else ())):
             adopted(variable, strategy)
+        agree_on_beginnings()  # Keras reads its variables by itself
 
     def __call__(self, state: State, iterator: Iterator[Nest]) -> tuple[Nest, State]:
         data = next(iterator)
-        if state is not self._last_state:  # a callback, say, may have assigned something
+        if state is not self._last_state:  # e.g. a callback may have assigned a variable
             state = self._placed(state)
         outputs, state = self._step(state, data)
         kept = [outputs]
@@ -73,7 +75,7 @@ class StepFunction:
         return outputs, state
 
     def _placed(self, state: State) -> State:
-        """The arrays of a state on all devices, each in memory of its own, which a step reuses.
+        """Return the arrays of a state on all devices, each in its own memory, which a step reuses.
 
         Variables may share an array: after `fit`, a weight and its moving average do.
         """

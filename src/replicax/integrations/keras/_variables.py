@@ -1,4 +1,4 @@
-"""Keras variables as ours."""
+"""Keras variables as replicax variables."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from replicax._context import Frame
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax.errors import InvalidArgument
 from replicax.integrations.keras._private import get_array, set_array
+from replicax.integrations.keras._records import records
 from replicax.variables import (
-    AdoptedMirroredVariable,
-    AdoptedPlainVariable,
-    AgreedVariable,
+    AgreedOnWrite,
+    Synchronization,
     Variable,
     VariableRequest,
+    Write,
+    adopt,
+    in_replica,
 )
 
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
-
-# Keras variables compare by value, so they are known by their id, and forgotten when they end.
-_owners: dict[int, StrategyLike] = {}
-_adopted: dict[int, Variable] = {}
 
 _AGGREGATIONS = {
     "sum": VariableAggregation.SUM,
@@ -37,24 +36,23 @@ _AGGREGATIONS = {
 
 
 def belongs_to(variable: keras.Variable, strategy: StrategyLike) -> None:
-    """Notes in whose scope a variable is made."""
-    _owners[id(variable)] = strategy
-    weakref.finalize(variable, _owners.pop, id(variable), None)
+    """Note in whose scope a variable is made."""
+    records.variable(variable).owner = strategy
 
 
 def adopted(variable: keras.Variable, strategy: StrategyLike | None = None) -> Variable:
-    """What stands for a Keras variable; of `strategy`, if nobody else has it."""
-    found, owner = _adopted.get(id(variable)), _owners.get(id(variable), strategy)
-    nobodys = owner is None and _is_seed(variable)
-    if nobodys:
-        owner = _context.current().strategy  # which draws from it; another may do so next
-    if found is None or (found.strategy is not owner and (nobodys or found.strategy is None)):
-        # Now, also while a program is traced.
+    """Return our variable for a Keras variable; it gets `strategy` if it has no other."""
+    record = records.variable(variable)
+    found, owner = record.adopted, record.owner or strategy
+    unowned = owner is None and _is_seed(variable)
+    if unowned:
+        owner = _context.current().strategy  # which draws from it; another strategy may be next
+    if found is None or (found.strategy is not owner and (unowned or found.strategy is None)):
+        # It is made now, even while a program is traced.
         outside = _context.entered(_context.Frame())
         with outside, jax.ensure_compile_time_eval():
             found = _adopt(variable, owner)
-        _adopted[id(variable)] = found
-        weakref.finalize(variable, _adopted.pop, id(variable), None)
+        record.adopted = found
     return found
 
 
@@ -68,18 +66,15 @@ def _adopt(variable: keras.Variable, strategy: StrategyLike | None) -> Variable:
         VariableSynchronization.AUTO,
         _aggregation(variable),
     )
-    if strategy is None:
-        return AdoptedPlainVariable.adopt(request, keeper)
-    kind = AdoptedMirroredVariable
-    if request.aggregation is VariableAggregation.SUM:
-        kind = AgreedVariable  # `write` makes the sum
     if _is_seed(variable):
-        kind = _SeedVariable
-    return kind.adopt(request, keeper, strategy)
+        return adopt(request, keeper, strategy, _OwnSeeds())
+    if request.aggregation is VariableAggregation.SUM:
+        return adopt(request, keeper, strategy, AgreedOnWrite())  # `write` computes the sum
+    return adopt(request, keeper, strategy)
 
 
 def _aggregation(variable: keras.Variable) -> VariableAggregation:
-    """As the variable says. Layers do not say it of their running averages, which are averaged."""
+    """Return the variable's aggregation; running averages, whose layers set none, are averaged."""
     stated = _AGGREGATIONS.get(variable.aggregation)
     if stated is VariableAggregation.SUM and variable.dtype == "bool":
         raise InvalidArgument(
@@ -94,13 +89,15 @@ def _aggregation(variable: keras.Variable) -> VariableAggregation:
 
 
 def _is_seed(variable: keras.Variable) -> bool:
-    """Whether it is the state of a `keras.random.SeedGenerator`, which gives it this name."""
+    """Tell whether it is the state of a `keras.random.SeedGenerator`, which gives it this name."""
     return variable.name == "seed_generator_state"
 
 
 @final
 class _InKeras:
-    """Keeps the array in the Keras variable, which is kept alive by its model."""
+    """A keeper of the array in the Keras variable, which its model keeps alive."""
+
+    has_all_copies = True
 
     __slots__ = ("_path", "_reference")
 
@@ -118,29 +115,47 @@ class _InKeras:
         variable = self._reference()
         if variable is None:
             raise InvalidArgument(
-                f"A compiled function uses the Keras variable {self._path!r}, which is gone: its "
-                "model was deleted, or replaced by another one. Make the function anew, or pass "
-                "what changes as an argument."
+                f"A compiled function uses the Keras variable {self._path!r}, which no longer "
+                "exists: its model was deleted, or replaced by another one. Make the function "
+                "anew, or pass what changes as an argument."
             )
         return variable
 
 
 @final
-class _SeedVariable(AgreedVariable):
-    """A seed and a count. The first replica draws what one device would, the others differ.
+class _OwnSeeds(Synchronization):
+    """The rules for a seed and a count: only the first replica draws as one device would.
 
-    Replicas read it with a seed of their own, and write it back without.
+    Replicas read it with their own seed added, and write it back without.
     """
 
-    def _read(self, frame: Frame) -> jax.Array:
-        return super()._read(frame) + self._own(frame)
+    def __init__(self) -> None:
+        self._common = AgreedOnWrite()
 
-    def _settle(self, frame: Frame, value: jax.Array) -> None:
-        super()._settle(frame, value - self._own(frame))
+    def read(self, variable: Variable, frame: Frame) -> jax.Array:
+        return self._common.read(variable, frame) + _own_seed(variable, frame)
 
-    def _own(self, frame: Frame) -> jax.Array:
-        """What is added for a replica: a multiple of a large odd number, so that seeds are far."""
-        replica = frame.replica if self._in_replica(frame) else None
-        number = 0 if replica is None else replica.replica_id_in_sync_group
-        own = jnp.asarray(number, self.dtype) * jnp.asarray(0x9E3779B9, jnp.uint32)
-        return jnp.stack([own.astype(self.dtype), jnp.zeros((), self.dtype)])
+    def write(self, variable: Variable, frame: Frame, write: Write, value: object) -> None:
+        if in_replica(variable, frame):
+            self.write_back(variable, frame, write.applied(self.read(variable, frame), value))
+        else:
+            self._common.write(variable, frame, write, value)
+
+    def write_copy(
+        self, variable: Variable, frame: Frame, index: int, write: Write, value: object
+    ) -> None:
+        self._common.write_copy(variable, frame, index, write, value)
+
+    def agreed(self, variable: Variable, frame: Frame, value: jax.Array) -> jax.Array:
+        return value
+
+    def write_back(self, variable: Variable, frame: Frame, value: jax.Array) -> None:
+        self._common.write_back(variable, frame, value - _own_seed(variable, frame))
+
+
+def _own_seed(variable: Variable, frame: Frame) -> jax.Array:
+    """Return a replica's offset: a multiple of a large odd number, so that seeds are far apart."""
+    replica = frame.replica if in_replica(variable, frame) else None
+    number = 0 if replica is None else replica.replica_id_in_sync_group
+    own = jnp.asarray(number, variable.dtype) * jnp.asarray(0x9E3779B9, jnp.uint32)
+    return jnp.stack([own.astype(variable.dtype), jnp.zeros((), variable.dtype)])

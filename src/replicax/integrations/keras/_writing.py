@@ -12,21 +12,22 @@ import keras
 from replicax import cluster
 from replicax.errors import InvalidArgument, SaveFailed
 from replicax.integrations.keras._hooks import strategy_of
+from replicax.integrations.keras._patches import Patches
 from replicax.integrations.keras._private import first_epoch, replace_saves
 
 Checkpoint, Backup = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
 
 
-def install() -> None:
-    """Wrap what writes, and what reads it again."""
+def install(patches: Patches) -> None:
+    """Wrap the methods that write, and those that read it again."""
     for callback in (Checkpoint, Backup):
-        replace_saves(callback, _by_one)
-    Backup.on_train_begin = _agreeing(Backup.on_train_begin)
-    Backup.on_train_end = _removing(Backup.on_train_end)
+        replace_saves(patches, callback, _by_one)
+    patches.replace(Backup, "on_train_begin", _agreeing)
+    patches.replace(Backup, "on_train_end", _removing)
 
 
-def _by_one(save: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> Any:
-    """Save by the first of the workers that have one path; all go on once it is written."""
+def _by_one(save: Callable[..., object], callback: object, *args: object, **kwargs: object) -> Any:
+    """Save on the first of the workers that share a path; all continue once it is written."""
     session = _session_of(callback)
     if session is None:
         return save(callback, *args, **kwargs)
@@ -38,7 +39,7 @@ def _by_one(save: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) 
         except Exception as caught:
             error = caught
     best = callback.best if isinstance(callback, Checkpoint) else None
-    told = session.meet(
+    outcomes = session.all_gather(
         f"the end of a save by {type(callback).__name__}",
         [None if error is None else f"{type(error).__name__}: {error}", best],
     )
@@ -46,7 +47,7 @@ def _by_one(save: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) 
         raise error
     failures = {
         name: failure
-        for name, (failure, _) in zip(session.members.names, told, strict=True)
+        for name, (failure, _) in zip(session.members.names, outcomes, strict=True)
         if failure is not None
     }
     if failures:
@@ -58,11 +59,11 @@ def _by_one(save: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) 
         raised.follows_another = True
         raise raised
     if isinstance(callback, Checkpoint):
-        callback.best = told[writer][1]  # who did not save has not compared
+        callback.best = outcomes[writer][1]  # workers that did not save have not compared
     return None
 
 
-def _agreeing(begin: Callable[..., Any]) -> Callable[..., Any]:
+def _agreeing(begin: Callable[..., Any]) -> Callable[..., object]:
     """Restore a backup on all workers, or on none."""
 
     @functools.wraps(begin)
@@ -71,7 +72,9 @@ def _agreeing(begin: Callable[..., Any]) -> Callable[..., Any]:
         session = _session_of(self)
         if session is None:
             return
-        epochs = session.meet(f"the beginning of {type(self).__name__}", first_epoch(self.model))
+        epochs = session.all_gather(
+            f"the beginning of {type(self).__name__}", first_epoch(self.model)
+        )
         if len(set(epochs)) > 1:
             seen = ", ".join(
                 f"{name} begins with epoch {epoch or 0}"
@@ -85,16 +88,16 @@ def _agreeing(begin: Callable[..., Any]) -> Callable[..., Any]:
     return agreed
 
 
-def _removing(end: Callable[..., Any]) -> Callable[..., Any]:
-    """Remove a backup by the worker that wrote it, before any of them begins another `fit`."""
+def _removing(end: Callable[..., object]) -> Callable[..., object]:
+    """Remove a backup on the worker that wrote it, before any worker begins another `fit`."""
 
     @functools.wraps(end)
-    def removed(self: Any, logs: Any = None) -> None:
+    def removed(self: object, logs: object = None) -> None:
         session = _session_of(self)
         if session is None or _writer(session, self) == session.members.index:
             end(self, logs)
         if session is not None:
-            session.meet(f"the end of {type(self).__name__}")
+            session.all_gather(f"the end of {type(self).__name__}")
 
     return removed
 
@@ -105,10 +108,10 @@ def _session_of(callback: Any) -> cluster.Session | None:
     return cluster.current() if strategy and strategy.topology.spans_processes else None
 
 
-def _writer(session: cluster.Session, callback: Any) -> int:
-    """Return which worker writes to the path of this one: the first that has the same."""
+def _writer(session: cluster.Session, callback: object) -> int:
+    """Return the worker that writes to the path of this one: the first with the same path."""
     path = _path(callback)
-    return session.meet(f"a save by {type(callback).__name__}", path).index(path)
+    return session.all_gather(f"a save by {type(callback).__name__}", path).index(path)
 
 
 def _path(callback: Any) -> str:

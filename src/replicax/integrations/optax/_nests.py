@@ -21,13 +21,13 @@ Path = tuple[Any, ...]
 @final
 @dataclass(frozen=True, slots=True)
 class Nests:
-    """What is remembered of the nests that were given.
+    """The structures of the nests that were given.
 
     Args:
       params: The structure of the variables.
-      paths: Where each variable is in it.
+      paths: The path of each variable in it.
       gradients: The structure of the gradients.
-      differentiated: For each gradient, which of the variables it is for.
+      differentiated: For each gradient, the index of its variable.
     """
 
     params: Any
@@ -45,13 +45,13 @@ class Nests:
 @final
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a call was given.
+    """The arguments of a call.
 
     Args:
       gradients: One for each variable that has one.
       variables: These variables.
       params: All variables, in the order of the leaves of the nest.
-      nests: None for pairs, which are in no nest.
+      nests: The structures of the nests; None for pairs.
     """
 
     gradients: list[Any]
@@ -60,7 +60,7 @@ class Given:
     nests: Nests | None
 
 
-def of_pairs(pairs: Sequence[Any]) -> Given:
+def of_pairs(pairs: Sequence[object]) -> Given:
     gradients, variables = [], []
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -75,9 +75,9 @@ def of_pairs(pairs: Sequence[Any]) -> Given:
 
 
 def of_nests(gradients: Nest, params: Nest) -> Given:
-    """Return what two nests hold; that of the gradients has the structure of the variables.
+    """Return the content of two nests, which must have the same structure.
 
-    But for those of `optax.lookahead`, which are for the fast variables alone.
+    With `optax.lookahead`, the gradients are for the fast variables alone.
     """
     params = without_settings(params)
     found, structure = _nest.flatten(gradients, everything=True)
@@ -99,7 +99,7 @@ def of_nests(gradients: Nest, params: Nest) -> Given:
     if len(with_paths) == len(variables):
         nests = Nests(seen, tuple(path for path, _ in with_paths), expected, tuple(indices))
     else:
-        # JAX does not take such containers apart, so that Optax could not: it gets a dict by path.
+        # JAX, and so Optax, does not take such containers apart: it gets a dict by path.
         named, _ = _nest.flatten_with_paths(params, everything=True)
         nests, order = _of_dict([name for name, _ in named])
         variables = [variables[index] for index in order]
@@ -110,9 +110,9 @@ def of_nests(gradients: Nest, params: Nest) -> Given:
 
 
 def by_name(variables: Sequence[Variable]) -> tuple[Nests, tuple[Variable, ...]]:
-    """Return a dict by the names of variables, and these in its order.
+    """Return the nests of a dict by the names of variables, and the variables in its order.
 
-    Of equal names the first stays, and those after it get a number: "w", "w_1", "w_2".
+    The first of several equal names is kept; the others get a number: "w", "w_1", "w_2".
     """
     names: list[str] = []
     for variable in variables:
@@ -127,7 +127,7 @@ def by_name(variables: Sequence[Variable]) -> tuple[Nests, tuple[Variable, ...]]
 
 
 def _of_dict(names: Sequence[str]) -> tuple[Nests, list[int]]:
-    """Return the nest of a dict, and the places that its leaves have in `names`."""
+    """Return the nests of a dict, and the indices of its leaves in `names`."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(
         {name: index for index, name in enumerate(names)}
     )
@@ -136,11 +136,11 @@ def _of_dict(names: Sequence[str]) -> tuple[Nests, list[int]]:
 
 
 def _is_of_lookahead(params: Nest) -> bool:
-    optax = sys.modules.get("optax")  # whoever has made one has imported it
+    optax = sys.modules.get("optax")  # it is imported if such params exist
     return optax is not None and isinstance(params, optax.LookaheadParams)
 
 
-def require_variable(value: Any) -> None:
+def require_variable(value: object) -> None:
     if not isinstance(value, Variable):
         raise InvalidType(
             "`apply_gradients` takes (gradient, variable) pairs, of `rx.Variable`s; got "

@@ -1,4 +1,4 @@
-"""The optimizer: variables are trained by a transformation."""
+"""The optimizer, which trains variables with a transformation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 import jax.numpy as jnp
 
-from replicax import _nest, checkpoint
+from replicax import _context, _nest, checkpoint
 from replicax._describing import described
-from replicax._enums import GradientReduction, VariableAggregation
+from replicax._enums import GradientReduction, GradientReductionLike, VariableAggregation
 from replicax._jax_compat import without_mesh
 from replicax._typing import Nest
-from replicax.checkpoint import Deferred, NameOf, TakenApart
+from replicax.checkpoint import Deferred, NameOf, ObjectEntries
 from replicax.collectives import CommunicationOptions
 from replicax.errors import (
     ForeignValue,
@@ -38,7 +38,14 @@ from replicax.integrations.optax._nests import (
 from replicax.integrations.optax._slots import Owner, StateStructure
 from replicax.integrations.optax._update import call_update, like, shape_of, updated
 from replicax.strategies import Strategy, get_replica_context, get_strategy
-from replicax.variables import Variable, is_function, value_and_grad
+from replicax.variables import (
+    Variable,
+    is_function,
+    original_of,
+    store_whole_array,
+    value_and_grad,
+    whole_array,
+)
 
 if TYPE_CHECKING:
     import optax
@@ -46,18 +53,18 @@ if TYPE_CHECKING:
 
 @final
 class Optimizer:
-    """Trains variables with any Optax transformation.
+    """An optimizer that trains variables with any Optax transformation.
 
     Create it in the strategy's scope, next to the variables.
 
     Args:
       tx: The transformation, such as `optax.adam(1e-3)`.
-      name: For messages, and for the names of the optimizer's own variables.
-      options: How gradients are summed over the replicas; by default in packs, and exactly.
-      reduction: What the gradients of the replicas become: their "SUM", for losses that are divided
-        by the size of the global batch; their "MEAN", for losses that are means over the replica's
-        own rows, weighted by these rows where they are known; or "NONE", for gradients that are
-        equal on all replicas already. By default as `strategy.gradient_reduction` says: SUM.
+      name: The name in messages, and in the names of the optimizer's own variables.
+      options: Options for summing gradients over the replicas; by default in packs, and exactly.
+      reduction: The reduction of the replicas' gradients: "SUM", for losses that are divided by the
+        size of the global batch; "MEAN", for losses that are means over the replica's own rows,
+        weighted by the number of these rows where it is known; or "NONE", for gradients that are
+        already equal on all replicas. By default, `strategy.gradient_reduction`: SUM.
 
     >>> import optax, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -74,11 +81,11 @@ class Optimizer:
 
     def __init__(
         self,
-        tx: optax.GradientTransformation,
+        tx: optax.GradientTransformation | optax.MultiSteps,
         *,
         name: str = "Optimizer",
         options: CommunicationOptions | None = None,
-        reduction: GradientReduction | str | None = None,
+        reduction: GradientReductionLike | None = None,
     ) -> None:
         if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
             raise InvalidType(
@@ -106,7 +113,7 @@ class Optimizer:
 
     @property
     def iterations(self) -> Variable:
-        """How many times gradients have been applied."""
+        """The number of times gradients have been applied."""
         return self._iterations
 
     @property
@@ -116,7 +123,7 @@ class Optimizer:
 
     @property
     def reduction(self) -> GradientReduction | None:
-        """How gradients are reduced over the replicas; None if as the strategy says."""
+        """The reduction of gradients over the replicas; None to use that of the strategy."""
         return self._reduction
 
     def apply_gradients(
@@ -135,17 +142,17 @@ class Optimizer:
         taken as they are.
 
         The transformation sees the nests that were given, so that masks and labels by path or by
-        tree apply. Of pairs it sees a dict by the names of the variables.
+        tree apply. Given pairs, it sees a dict by the names of the variables.
 
         Args:
           grads_and_vars: Pairs of a gradient and its variable; the same variables every time. With
             `params`, a nest of gradients.
           params: A nest of variables, of the structure of the gradients, or a function that returns
             it; the same nest every time.
-          name: Accepted for the sake of programs written for the reference.
-          skip_gradients_aggregation: Whether the gradients are the same on all replicas already,
-            because they were summed by `all_reduce`, and clipped perhaps. By default they are not.
-          experimental_aggregate_gradients: The older way to say it: False is the same as
+          name: Accepted for compatibility with the reference.
+          skip_gradients_aggregation: Whether the gradients are already the same on all replicas,
+            because they were summed by `all_reduce`, and perhaps clipped. By default they are not.
+          experimental_aggregate_gradients: The older form of this argument: False is the same as
             `skip_gradients_aggregation=True`.
         """
         del name
@@ -163,20 +170,20 @@ class Optimizer:
         params: Nest,
         *,
         skip_gradients_aggregation: bool | None = None,
-        **extra: Any,
+        **extra: Nest,
     ) -> None:
-        """Change a nest of variables by their gradients, given what the transformation asks for.
+        """Change a nest of variables by their gradients, with the transformation's extra arguments.
 
-        As `apply_gradients(gradients, params)`.
+        This is `apply_gradients(gradients, params)` with extra arguments.
 
         Args:
           gradients: A nest of gradients, of the structure of `params`. For `optax.lookahead`, of
             the structure of `params.fast`.
           params: A nest of variables, or a function that returns it.
-          skip_gradients_aggregation: As of `apply_gradients`.
-          extra: For `tx.update`, such as `value=loss` for `optax.contrib.reduce_on_plateau`. In
-            replica context `value` and `grad` are reduced over the replicas as the gradients are;
-            everything else must be the same on all of them.
+          skip_gradients_aggregation: The same as for `apply_gradients`.
+          extra: Arguments for `tx.update`, such as `value=loss` for
+            `optax.contrib.reduce_on_plateau`. In replica context `value` and `grad` are reduced
+            over the replicas as the gradients are; everything else must be the same on all of them.
 
         >>> import optax, replicax as rx
         >>> params = {"w": rx.Variable(3.0), "bias": rx.Variable(1.0)}
@@ -192,7 +199,7 @@ class Optimizer:
 
     def minimize(
         self,
-        loss: Callable[[], Any],
+        loss: Callable[[], Nest],
         var_list: Nest,
         name: str | None = None,
         *,
@@ -205,9 +212,9 @@ class Optimizer:
         Args:
           loss: A function without arguments that returns a scalar and reads the variables.
           var_list: The variables to change, as a list or another nest, or a function that returns
-            them, which is asked when the loss has been computed.
-          name: Accepted for the sake of programs written for the reference.
-          skip_gradients_aggregation: As of `apply_gradients`.
+            them, which is called when the loss has been computed.
+          name: Accepted for compatibility with the reference.
+          skip_gradients_aggregation: The same as for `apply_gradients`.
 
         Returns:
           The loss, before the variables were changed.
@@ -235,10 +242,10 @@ class Optimizer:
         )
         return value
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Optimizer:
+    def __deepcopy__(self, memo: dict[int, object]) -> Optimizer:
         """Create an optimizer with a state of its own, for copies of the variables.
 
-        Or for the variables themselves, if it is given these first.
+        It is for the variables themselves if it is given these first.
         """
         memo[id(self)] = copied = object.__new__(type(self))
         copied.__dict__.update(
@@ -250,7 +257,7 @@ class Optimizer:
         return copied
 
     @without_mesh
-    def _reduce_and_apply(self, given: Given, extra: dict[str, Any], skip: bool | None) -> None:
+    def _reduce_and_apply(self, given: Given, extra: dict[str, Nest], skip: bool | None) -> None:
         self._check(given)
         replica = get_replica_context()
         if replica is None or replica.strategy is not get_strategy():
@@ -282,7 +289,7 @@ class Optimizer:
         )
 
     def _reduction_for(self, skip: bool | None) -> GradientReduction | None:
-        """Return how this call reduces; None if as the strategy says."""
+        """Return the reduction of this call; None to use that of the strategy."""
         if skip:
             return GradientReduction.NONE
         if skip is False and self._reduction is GradientReduction.NONE:
@@ -298,18 +305,24 @@ class Optimizer:
             site,
         )
 
-    def _apply(self, given: Given, gradients: Sequence[Any], extra: dict[str, Any]) -> None:
-        values = {variable: variable.cross_replica_array() for variable in given.params}
+    def _apply(self, given: Given, gradients: Sequence[Nest], extra: dict[str, Nest]) -> None:
+        values = {variable: whole_array(variable) for variable in given.params}
         nests, trained = self._arranged(given)
         slots, state = self._slots, self._state
         if self._trained is None or state is None:
             slots, state = self._make_slots(nests, trained, extra)
         constraints = [variable.constraint for variable in trained]
         if (nests, state, constraints) != (self._nests, self._state, self._constraints):
-            # Which the program of a step has in it.
+            # The program of a step depends on them.
             self._nests, self._state, self._constraints = nests, state, constraints
             self._step = None
         own = (self._iterations, *slots)
+        program = _context.current().program
+        if program is not None and program.skips_computing():
+            for variable in (*trained, *own):
+                store_whole_array(variable, whole_array(variable))
+            self._trained, self._slots = trained, slots
+            return
         of_variable = dict(zip(given.variables, gradients, strict=True))
         topology = get_strategy().topology
         ordered = [trained[index] for index in nests.differentiated]
@@ -318,24 +331,24 @@ class Optimizer:
         step = self._stepping(extra)
         new_values, new_state = step(
             [like(of_variable[variable], values[variable], topology) for variable in ordered],
-            [variable.cross_replica_array() for variable in own],
+            [whole_array(variable) for variable in own],
             [values[variable] for variable in trained],
             Extra.placed(extra, lambda value: like(value, values[trained[0]], topology)),
         )
         for variable, value in zip((*trained, *own), (*new_values, *new_state), strict=True):
-            variable.store_cross_replica_array(value)
+            store_whole_array(variable, value)
         self._trained, self._slots = trained, slots
         if self._restored is not None:
-            self._restored.settle()
+            self._restored.finish()
             self._restored = None
 
-    def _stepping(self, extra: dict[str, Any]) -> Any:
-        """Return the function of a step; compiled, unless a function is among what it is given."""
+    def _stepping(self, extra: dict[str, Nest]) -> Any:
+        """Return the function of a step; compiled, unless a function is among its arguments."""
         tx, nests, state, constraints = self._tx, self._nests, self._state, self._constraints
         assert nests is not None
         assert state is not None
 
-        def step(*arguments: Any) -> tuple[Any, Any]:
+        def step(*arguments: Nest) -> tuple[Any, Any]:
             return updated(tx, nests, state, constraints, *arguments)
 
         if Extra.has_functions(extra):
@@ -363,13 +376,13 @@ class Optimizer:
         return self._nests, trained
 
     def _same(self, variables: Sequence[Variable]) -> tuple[Variable, ...]:
-        """Return the variables that it trains, of which `variables` have to be all."""
+        """Return the variables that it trains; `variables` must be all of them."""
         trained = self._trained
         assert trained is not None
         given = {id(variable) for variable in variables}
         if given == {id(variable) for variable in trained}:
             return trained
-        originals = [variable.copied_from() for variable in trained]
+        originals = [original_of(variable) for variable in trained]
         if given == {id(variable) for variable in originals}:
             return tuple(variable for variable in originals if variable is not None)
         raise InvalidArgument(
@@ -379,10 +392,11 @@ class Optimizer:
         )
 
     def _make_slots(
-        self, nests: Nests, variables: Sequence[Variable], extra: dict[str, Any]
+        self, nests: Nests, variables: Sequence[Variable], extra: dict[str, Nest]
     ) -> tuple[list[Variable], StateStructure]:
-        """The optimizer's state as variables, each where its variable is."""
-        # Now, also while a program is traced: slots are variables, and start with numbers.
+        """Make the optimizer's state as variables, each where its variable is."""
+        # They are made now, even while a program is traced: slots are variables with initial
+        # values.
         strategy = get_strategy()
         structures: list[StateStructure] = []
         split = Extra.of(extra)
@@ -391,10 +405,10 @@ class Optimizer:
 
         def make(*values: Any) -> list[jax.Array]:
             params = jax.tree.unflatten(nests.params, values)
-            zeros = [jnp.zeros_like(values[index]) for index in nests.differentiated]
-            gradients = jax.tree.unflatten(nests.gradients, zeros)
 
-            def update(state: Any, *numbers: Any) -> Any:
+            def update(state: Any, *numbers: jax.Array) -> Any:
+                zeros = [jnp.zeros_like(values[index]) for index in nests.differentiated]
+                gradients = jax.tree.unflatten(nests.gradients, zeros)
                 joined = split.joined(numbers[:count], numbers[count:])
                 return call_update(self._tx, gradients, state, params, joined)[1]
 
@@ -421,21 +435,21 @@ class Optimizer:
                 slots.append(Variable(array, trainable=False, name=name))
         return slots, structure
 
-    def take_apart(self, name_of: NameOf) -> TakenApart:
-        """What a checkpoint holds of it. Slots that do not exist yet are restored when made."""
-        parts = {"iterations": checkpoint.part_of(self._iterations)}
+    def _list_entries(self, name_of: NameOf) -> ObjectEntries:
+        """Return its entries for a checkpoint. Slots not made yet are restored later."""
+        entries = {"iterations": checkpoint.entry_of(self._iterations)}
         trained, nests, state = self._trained, self._nests, self._state
         if trained is not None and nests is not None and state is not None:
             for path, slot in zip(state.paths, self._slots, strict=True):
                 owner = Owner.of(path, slot.shape, nests.paths, trained)
-                parts[owner.checkpoint_name(name_of, path)] = checkpoint.part_of(slot)
-            return TakenApart(parts)
+                entries[owner.checkpoint_name(name_of, path)] = checkpoint.entry_of(slot)
+            return ObjectEntries(entries)
 
         def defer(deferred: Deferred) -> None:
             self._restored = deferred
 
         waiting = {} if self._restored is None else self._restored.renamed(name_of)
-        return TakenApart(parts, defer, waiting)
+        return ObjectEntries(entries, defer, waiting)
 
     def _check(self, given: Given) -> None:
         if not given.gradients:
@@ -468,7 +482,7 @@ class Optimizer:
 
 
 def _skips(skip: bool | None, aggregate: bool | None) -> bool | None:
-    """Return whether gradients are not to be summed; None if nothing was said."""
+    """Return whether gradients are not to be summed; None if neither argument was given."""
     if skip is not None and aggregate is not None and skip == aggregate:
         raise InvalidArgument(
             f"`apply_gradients` got skip_gradients_aggregation={skip} and "
@@ -478,7 +492,7 @@ def _skips(skip: bool | None, aggregate: bool | None) -> bool | None:
 
 
 checkpoint.register(
-    checkpoint.Kind(
-        lambda thing: isinstance(thing, Optimizer), Optimizer.take_apart, names_variables=True
+    checkpoint.TypeHandler(
+        lambda thing: isinstance(thing, Optimizer), Optimizer._list_entries, names_variables=True
     )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,11 @@ from replicax.errors import InvalidArgument
 from replicax.integrations.optax._nests import Path
 from replicax.variables import Variable
 
+if TYPE_CHECKING:
+    from jax.tree_util import PyTreeDef
+
+    from replicax._typing import Nest
+
 _NUMERIC = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
@@ -24,20 +29,20 @@ class StateStructure:
     """The structure of a state.
 
     Args:
-      structure: As JAX takes it apart.
-      others: The leaves that are no arrays and no numbers, such as functions; None in the places
-        of those that are.
-      paths: Where the arrays are.
-      dtypes: What is kept of them. A Python number becomes an array, whose type stays.
+      structure: The structure by which JAX takes it apart.
+      others: The leaves that are neither arrays nor numbers, such as functions; None in place of
+        those that are.
+      paths: The paths of the arrays.
+      dtypes: The types that the arrays keep. A Python number becomes an array, whose type stays.
     """
 
-    structure: Any
-    others: tuple[Any, ...]
+    structure: PyTreeDef
+    others: tuple[object, ...]
     paths: tuple[Path, ...]
-    dtypes: tuple[Any, ...]
+    dtypes: tuple[np.dtype, ...]
 
     @classmethod
-    def of(cls, state: Any) -> tuple[StateStructure, list[jax.Array]]:
+    def of(cls, state: object) -> tuple[StateStructure, list[jax.Array]]:
         """Return the structure and the arrays of a state."""
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         others = tuple(None if isinstance(leaf, _NUMERIC) else leaf for _, leaf in leaves)
@@ -48,19 +53,19 @@ class StateStructure:
 
     @classmethod
     def after_update(
-        cls, state: Any, update: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct]
+        cls, state: object, update: Callable[..., object], arguments: Sequence[jax.ShapeDtypeStruct]
     ) -> tuple[StateStructure, list[jax.Array]]:
-        """Return the same of a state to which the first `update` may add.
+        """Return the same for a state to which the first `update` may add arrays.
 
         What it adds, such as the measurements of `optax.monitor`, begins with zeros. `update` takes
-        the state and further arguments, of which the shapes and dtypes are given.
+        the state and further arguments, whose shapes and dtypes are given.
         """
         found, arrays = cls.of(state)
         if not any(_is_empty(leaf) for leaf in jax.tree.leaves(state, is_leaf=_is_empty)):
             return found, arrays
         grown: list[StateStructure] = []
 
-        def updated(*arguments: Any) -> list[jax.Array]:
+        def updated(*arguments: object) -> list[jax.Array]:
             structure, arrays = cls.of(update(state, *arguments))
             grown.append(structure)
             return arrays
@@ -74,13 +79,13 @@ class StateStructure:
             for path, like in zip(grown[0].paths, shapes, strict=True)
         ]
 
-    def state(self, arrays: Sequence[Any]) -> Any:
+    def state(self, arrays: Sequence[object]) -> Nest:
         """Return the state that has these arrays."""
         remaining = iter(arrays)
         leaves = [next(remaining) if other is None else other for other in self.others]
         return jax.tree.unflatten(self.structure, leaves)
 
-    def arrays(self, state: Any) -> list[jax.Array]:
+    def arrays(self, state: object) -> list[jax.Array]:
         """Return the arrays of another state of this structure."""
         leaves, structure = jax.tree.flatten(state)
         if structure != self.structure:
@@ -98,11 +103,11 @@ class StateStructure:
 class Owner:
     """The variable that an array of the state is for.
 
-    Optax has the params in its state, some of them several times: the path of such an array ends
-    with that of the variable.
+    Optax has nests like the params in its state, sometimes several: the path of an array in them
+    ends with that of the variable.
 
     Args:
-      variable: The variable; None for what is of the optimizer as a whole, such as a count.
+      variable: The variable; None for arrays of the optimizer as a whole, such as a count.
       path: The path in the state, without that of the variable.
     """
 
@@ -120,7 +125,7 @@ class Owner:
         fitting = [
             (len(each), index)
             for index, each in enumerate(paths)
-            # A nest that is a variable has an empty path, with which every other one ends.
+            # A nest that is a single variable has an empty path, with which every path ends.
             if path[len(path) - len(each) :] == each and (each or variables[index].shape == shape)
         ]
         if not fitting:
@@ -129,10 +134,10 @@ class Owner:
         return cls(variables[index], jax.tree_util.keystr(path[: len(path) - length]))
 
     def checkpoint_name(self, name_of: NameOf, path: Path) -> str:
-        """Return how a checkpoint calls the array.
+        """Return the name of the array in a checkpoint.
 
-        By the variable, if the checkpoint has that too, so that the array is found again when
-        variables come in another order or in another nest.
+        It contains the variable's name if the checkpoint has the variable too, so that the array is
+        found again when variables come in another order or in another nest.
         """
         name = None if self.variable is None else name_of(self.variable)
         if name is None:
@@ -140,5 +145,5 @@ class Owner:
         return f"slots/{self.path}/{name}"
 
 
-def _is_empty(node: Any) -> bool:
+def _is_empty(node: object) -> bool:
     return node is None or (isinstance(node, (dict, list)) and not node)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from replicax._typing import Nest
 from replicax.integrations.optax._nests import Nests
 from replicax.integrations.optax._slots import StateStructure
 from replicax.topology import Topology
@@ -20,12 +21,12 @@ def updated(
     nests: Nests,
     state: StateStructure,
     constraints: Sequence[Callable[[jax.Array], Any] | None],
-    gradients: Any,
+    gradients: Nest,
     own: Any,
     values: Any,
-    extra: dict[str, Any],
+    extra: dict[str, Nest],
 ) -> tuple[Any, Any]:
-    """Return the values of the variables and of the optimizer's own after an update."""
+    """Return the values of the variables, and of the optimizer's own variables, after an update."""
     import optax  # here, because importing replicax should not take its 0.4 s
 
     iterations, *slots = own
@@ -41,17 +42,17 @@ def updated(
     return new_values, [iterations + 1, *state.arrays(new_state)]
 
 
-def call_update(tx: Any, gradients: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
+def call_update(tx: Any, gradients: Nest, state: Any, params: Nest, extra: dict[str, Nest]) -> Any:
     import optax
 
-    # As a chain does, a transformation that wants nothing besides ignores it.
+    # Like a chain, a transformation that takes no extra arguments ignores them.
     if extra and isinstance(tx, optax.GradientTransformation):
         tx = optax.with_extra_args_support(tx)
     return tx.update(gradients, state, params, **extra)
 
 
-def like(gradient: Any, value: jax.Array, topology: Topology) -> jax.Array:
-    """The gradient on the devices of the variable, which is one of a strategy over `topology`."""
+def like(gradient: object, value: jax.Array, topology: Topology) -> jax.Array:
+    """Return the gradient on the devices of the variable, of a strategy over `topology`."""
     if isinstance(gradient, Mirrored) and gradient.topology is not None:
         copies = gradient.array(gradient.topology)
         if not isinstance(value, Tracer) and copies.devices() != value.devices():

@@ -1,0 +1,38 @@
+"""Messages that the user sees once, and not again."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, final
+
+
+@final
+class _Said:
+    """The topics already mentioned, per process and per object for as long as that lives."""
+
+    def __init__(self) -> None:
+        self._topics: set[object] = set()
+        self._of_objects: weakref.WeakKeyDictionary[Any, set[object]] = weakref.WeakKeyDictionary()
+
+    def first_time(self, topic: object, about: Any = None) -> bool:
+        topics = self._topics if about is None else self._of_objects.setdefault(about, set())
+        if topic in topics:
+            return False
+        topics.add(topic)
+        return True
+
+
+_said = _Said()
+
+
+def first_time(topic: object, about: Any = None) -> bool:
+    """Tell whether a topic comes up for the first time: in this process or, if given, of an object.
+
+    >>> from replicax._once import first_time
+    >>> class Thing:
+    ...     pass
+    >>> one, other = Thing(), Thing()
+    >>> first_time("rust", one), first_time("rust", one), first_time("rust", other)
+    (True, False, True)
+    """
+    return _said.first_time(topic, about)

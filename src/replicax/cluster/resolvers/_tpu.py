@@ -1,0 +1,102 @@
+"""The TPUs of this machine, or the devices that stand in for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import jax
+
+from replicax._known_bad import set_curing_flags
+from replicax._typing import DeviceLike
+from replicax.cluster._spec import ClusterSpec
+from replicax.cluster.resolvers._environment import Signs
+from replicax.cluster.resolvers._resolver import ClusterResolver
+from replicax.errors import ClusterError, DeviceError, InvalidType
+from replicax.topology import resolve_devices
+
+_LOCAL = "local"
+
+
+@final
+class TPUClusterResolver(ClusterResolver):
+    """The resolver of this process's TPUs; without any, its CPU devices stand in for them.
+
+    Nothing is looked for before `devices()` is called, which starts JAX.
+
+    Args:
+      tpu: "" for the TPUs that JAX finds in this process. "local" for the same or, if there are
+        none, the CPU devices of this process. Or a sequence of devices or of their names.
+
+    >>> import replicax as rx
+    >>> resolver = rx.cluster_resolver.TPUClusterResolver(tpu="local")
+    >>> resolver.num_accelerators()  # eight virtual CPU devices
+    {'TPU': 8}
+    """
+
+    _signs = Signs(("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"))
+
+    def __init__(self, tpu: str | Sequence[DeviceLike] | None = "") -> None:
+        tpu = "" if tpu is None else tpu
+        if isinstance(tpu, str) and tpu not in ("", _LOCAL):
+            raise ClusterError(
+                f"A TPU is not reached by its name or its address; got tpu={tpu!r}. With JAX the "
+                'program runs on the machine that has the TPU: start it there, with tpu="". To '
+                'try it on a machine without TPUs, give tpu="local"; to choose devices, a list of '
+                'them, such as ["TPU:0", "TPU:1"].'
+            )
+        if not isinstance(tpu, (str, Sequence)):
+            raise InvalidType(
+                f'`tpu` must be a string or a sequence of devices; got {tpu!r}. Give tpu="" '
+                'for the TPUs of this machine, tpu="local" to try it without any.'
+            )
+        self._tpu = tpu if isinstance(tpu, str) else tuple(tpu)
+        self._task_type, self._task_id = "worker", 0
+
+    @classmethod
+    def connect(cls, tpu: str | Sequence[DeviceLike] | None = "") -> TPUClusterResolver:
+        """Return a resolver whose devices have been found; there is nothing to connect to."""
+        resolver = cls(tpu)
+        resolver.devices()
+        return resolver
+
+    def devices(self) -> tuple[jax.Device, ...]:
+        """Return the devices; start JAX."""
+        if not isinstance(self._tpu, str):
+            return resolve_devices(self._tpu)
+        set_curing_flags()
+        try:
+            return tuple(jax.local_devices(backend="tpu"))
+        except RuntimeError as error:  # there is no backend of this kind
+            if self._tpu == _LOCAL:
+                return tuple(jax.local_devices(backend="cpu"))
+            raise DeviceError(
+                f'There are no TPUs in this process. JAX says "{error}". On a machine with TPUs, '
+                "install `jax[tpu]`. On any other, try the program on virtual CPU devices: "
+                '`TPUClusterResolver(tpu="local")`, after `rx.config.set_logical_cpu_devices(8)`.'
+            ) from None
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return an empty cluster: this process is on its own."""
+        return ClusterSpec({})
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return an empty address: there is nothing to connect to."""
+        del task_type, task_id, rpc_layer
+        return ""
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: object = None,
+    ) -> dict[str, int]:
+        """Return how many TPUs, or devices that stand in for them, this process has; start JAX."""
+        del task_type, task_id, config_proto
+        here = jax.process_index()
+        return {"TPU": sum(device.process_index == here for device in self.devices())}

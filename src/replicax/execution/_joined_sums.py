@@ -1,0 +1,188 @@
+"""Small sums over the replicas that travel together, wherever in the code they are.
+
+Between workers each all-reduce takes a round trip, however small it is. XLA:CPU joins independent
+ones to one with several operands, and brings these over the network one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+
+from replicax._jax_compat import apply_equation, without_constants
+from replicax.collectives import PackRules, in_packs
+from replicax.execution._varying import Level, levels, names_axis
+from replicax.topology import REPLICA_AXIS
+
+
+@dataclass
+class _Group:
+    """Sums that are computed at the first of them, and their prerequisites."""
+
+    sums: list[int]  # numbers of equations
+    results: list[int] = field(default_factory=list)  # results that are summed besides
+    earlier: set[int] = field(default_factory=set)  # equations
+
+
+@final
+class JoinedSums:
+    """The code of a replica, changed so that sums over the replicas join where they can.
+
+    Calling it computes the results, and then the sums of those `results` that have one: they are
+    single numbers that differ between the replicas, such as a loss, for which there was room in a
+    sum that is computed anyway.
+
+    Args:
+      closed: The code.
+      split: For each input, whether it differs between the replicas.
+      count: How many of the outputs are results; the others are new states.
+      rules: How large what travels together may be.
+    """
+
+    def __init__(
+        self, closed: ClosedJaxpr, split: Sequence[bool], count: int, rules: PackRules
+    ) -> None:
+        self._closed = closed
+        self._jaxpr = without_constants(closed)
+        self._rules = rules
+        self._made_by = {
+            variable: number
+            for number, equation in enumerate(self._jaxpr.eqns)
+            for variable in equation.outvars
+        }
+        varying: set[object] = set()
+
+        def visit(equation: object, highest: Level, _: object) -> None:
+            if highest is Level.VARYING:
+                varying.add(id(equation))
+
+        outputs = levels(self._jaxpr, split, REPLICA_AXIS, visit)
+        sums = [
+            number
+            for number, equation in enumerate(self._jaxpr.eqns)
+            # The sum of what does not vary says so too, and would not if joined with others.
+            if id(equation) in varying and self._is_sum(equation)
+        ]
+        single = [
+            number
+            for number, variable in enumerate(self._jaxpr.outvars[:count])
+            if outputs[number] is Level.VARYING and _shape(variable) == (1,)
+        ]
+        self._groups = self._find_groups(sums, single)
+        self.results = sorted(number for group in self._groups for number in group.results)
+
+    @property
+    def any(self) -> bool:
+        """True if there is something to join."""
+        return any(len(group.sums) + len(group.results) > 1 for group in self._groups)
+
+    def __call__(self, *arguments: jax.Array) -> list[jax.Array]:
+        jaxpr = self._jaxpr
+        inputs = (*jaxpr.constvars, *jaxpr.invars)
+        values: dict[Var, jax.Array] = dict(
+            zip(inputs, (*self._closed.consts, *arguments), strict=True)
+        )
+        totals: dict[int, jax.Array] = {}
+        done: set[int] = set()
+
+        def read(variable: Literal | Var) -> jax.Array:
+            return variable.val if isinstance(variable, Literal) else values[variable]
+
+        def compute(number: int) -> None:
+            if number not in done:
+                equation = jaxpr.eqns[number]
+                results = apply_equation(equation, [read(each) for each in equation.invars])
+                values.update(zip(equation.outvars, results, strict=True))
+                done.add(number)
+
+        groups = {group.sums[0]: group for group in self._groups}
+        for number in range(len(jaxpr.eqns)):
+            group = groups.get(number)
+            if group is not None:
+                for earlier in sorted(group.earlier):
+                    compute(earlier)
+                together = [read(jaxpr.eqns[each].invars[0]) for each in group.sums]
+                together += [read(jaxpr.outvars[each]) for each in group.results]
+                sums = in_packs(_sum, [jnp.asarray(each) for each in together], self._rules)
+                asked, besides = sums[: len(group.sums)], sums[len(group.sums) :]
+                for each, total in zip(group.sums, asked, strict=True):
+                    values[jaxpr.eqns[each].outvars[0]] = total
+                totals.update(zip(group.results, besides, strict=True))
+                done.update(group.sums)
+            compute(number)
+        outputs = [read(variable) for variable in jaxpr.outvars]
+        return [*outputs, *(totals[number] for number in self.results)]
+
+    def _is_sum(self, equation: JaxprEqn) -> bool:
+        return (
+            equation.primitive.name == "psum"
+            and tuple(equation.params["axes"]) == (REPLICA_AXIS,)
+            and equation.params["axis_index_groups"] is None
+            and len(equation.invars) == 1
+            and isinstance(equation.invars[0], Var)
+            and _bytes(equation.invars[0]) <= self._rules.small
+        )
+
+    def _find_groups(self, sums: Sequence[int], single: Sequence[int]) -> list[_Group]:
+        groups = []
+        left, wanted = list(sums), list(single)
+        while left:
+            group = _Group([left[0]])
+            for number in left[1:]:
+                self._add(group, group.sums, number, self._jaxpr.eqns[number].invars[0])
+            kinds = {_dtype(self._jaxpr.eqns[number].invars[0]) for number in group.sums}
+            for number in wanted:
+                variable = self._jaxpr.outvars[number]
+                if _dtype(variable) in kinds:
+                    self._add(group, group.results, number, variable)
+            left = [number for number in left if number not in group.sums]
+            wanted = [number for number in wanted if number not in group.results]
+            groups.append(group)
+        return groups
+
+    def _add(self, group: _Group, members: list[int], number: int, operand: Literal | Var) -> None:
+        """Add a sum to a group, if its operand can be known there."""
+        needed = self._needed(operand, group.sums[0])
+        if needed is not None:
+            members.append(number)
+            group.earlier |= needed
+
+    def _needed(self, variable: Literal | Var, before: int) -> set[int] | None:
+        """Return the equations behind another one that a value needs; None if it needs that one.
+
+        Also None if one of them may not be computed earlier, because it has effects.
+        """
+        needed: set[int] = set()
+        variables = [variable]
+        while variables:
+            atom = variables.pop()
+            number = None if isinstance(atom, Literal) else self._made_by.get(atom)
+            if number is None or number < before or number in needed:
+                continue
+            equation = self._jaxpr.eqns[number]
+            if number == before or equation.effects or names_axis(equation, REPLICA_AXIS):
+                return None
+            needed.add(number)
+            variables += equation.invars
+        return needed
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return variable.aval.shape
+
+
+def _dtype(variable: Any) -> Any:
+    return variable.aval.dtype
+
+
+def _bytes(variable: Any) -> int:
+    return variable.aval.size * _dtype(variable).itemsize
+
+
+def _sum(array: jax.Array) -> jax.Array:
+    return jax.lax.psum(array, REPLICA_AXIS)

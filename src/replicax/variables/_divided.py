@@ -1,0 +1,191 @@
+"""The storage of variables of which every replica keeps a part."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax import _context
+from replicax.collectives import dispatch
+from replicax.errors import CopiesDiffer
+from replicax.topology import DeviceOrSharding, Topology
+from replicax.values import Mirrored
+from replicax.variables._division import Division, replicax_gather, replicax_own_part
+from replicax.variables._storage import Replicated, StateLayout, Storage
+from replicax.variables._write import Write
+
+if TYPE_CHECKING:
+    from replicax._typing import State, StrategyLike
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DividedState:
+    """A state as its parts or as copies of the whole, one of which is None.
+
+    Args:
+      parts: The array of all parts, one after another, with the padding.
+      copies: What is seen and written: the same on all replicas.
+    """
+
+    parts: jax.Array | None = None
+    copies: Mirrored | None = None
+
+
+@final
+class Divided(Storage):
+    """A part on every replica's devices. Reads gather them, and writes keep the replica's own.
+
+    The code of a replica in a program sees whole arrays: they are gathered before it begins, and
+    divided after it has ended. `execution/_in_parts.py` has the program do with less.
+
+    Args:
+      name: The name of the variable.
+      shape: The shape of the value.
+      strategy: On whose devices the parts are.
+      division: What is divided.
+    """
+
+    layout = StateLayout.SHARDED
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], strategy: StrategyLike, division: Division
+    ) -> None:
+        super().__init__(name, shape, None)
+        self.division = division
+        self._topology = strategy.topology
+        self._copies = Replicated(name, shape, None, strategy)  # the rules for whole copies
+        self._padded = (*shape[: division.axis], division.chunk * division.parts)
+        self._padded += shape[division.axis + 1 :]
+
+    def store(self, state: State) -> None:
+        # Copies are kept as long as `update` writes one after the other.
+        if state.copies is not None and state.copies.whole is not None:
+            state = self._in_parts(state.copies.whole)
+        super().store(state)
+
+    def begin(self, state: State) -> None:
+        self._agree = None
+        self.store(state)
+
+    # In programs.
+
+    def spec(self, topology: Topology) -> PartitionSpec:
+        return self.division.spec if topology == self._topology else PartitionSpec()
+
+    def sharding(self, topology: Topology) -> NamedSharding:
+        return NamedSharding(topology.mesh, self.spec(topology))
+
+    def array_shape(self, inside: bool, topology: Topology | None) -> tuple[int, ...]:
+        foreign = topology is not None and topology != self._topology
+        return self.shape if inside or foreign else self._padded
+
+    def own_of(self, block: jax.Array, topology: Topology) -> jax.Array:
+        own = topology == self._topology
+        return replicax_gather(block, self.division) if own else block
+
+    def block_of(self, own: jax.Array, topology: Topology) -> jax.Array:
+        return replicax_own_part(own, self.division) if topology == self._topology else own
+
+    def wrap(self, array: jax.Array, topology: Topology | None, inside: bool) -> DividedState:
+        if inside or (topology is not None and topology != self._topology):
+            return DividedState(copies=self._copies.wrap(array, topology, inside))
+        return DividedState(parts=array)
+
+    def unwrap(self, state: DividedState, topology: Topology | None) -> jax.Array:
+        if topology is not None and topology != self._topology:
+            return self._copies.unwrap(self._whole(state), topology)
+        if state.copies is None:
+            assert state.parts is not None
+            return state.parts
+        array, program = state.copies.array(self._topology), _context.current().program
+        return array if program is not None and program.inside else self.division.padded(array)
+
+    def rewrap(self, array: jax.Array, topology: Topology | None) -> DividedState:
+        if topology is None or topology == self._topology:
+            return DividedState(parts=array)
+        return self._in_parts(self._topology.replicate(array.addressable_data(0)))
+
+    def lift(self, topology: Topology | None) -> jax.Array:
+        copies = self.stored.copies
+        if copies is not None:  # `update` has written them one by one
+            self._require_equal(copies)
+            super().store(self._in_parts(copies.array(self._topology)))
+        return super().lift(topology)
+
+    # Copies.
+
+    @property
+    def num_copies(self) -> int:
+        return self._copies.num_copies
+
+    def device(self, index: int) -> jax.Device:
+        return self._copies.device(index)
+
+    def read(
+        self, state: DividedState, index: int | None, sharding: DeviceOrSharding | None = None
+    ) -> jax.Array:
+        return self._copies.read(self._whole(state), index, sharding)
+
+    def with_copy(self, state: DividedState, index: int, write: Write, value: Any) -> DividedState:
+        copies = self._copies.with_copy(self._whole(state), index, write, value)
+        return DividedState(copies=copies)
+
+    def written(self, state: DividedState, write: Write, value: Any) -> DividedState:
+        return DividedState(copies=self._copies.written(self._whole(state), write, value))
+
+    def seen(self, state: DividedState) -> Mirrored:
+        return self._whole(state)
+
+    def whole(self, state: DividedState) -> jax.Array:
+        if state.parts is not None and not self.division.padding:
+            return state.parts
+        return self._whole(state).array(self._topology)
+
+    def of_whole(self, array: jax.Array) -> DividedState:
+        if _context.current().program is not None:
+            return DividedState(copies=self._copies.of_whole(array))
+        return self._in_parts(array)
+
+    # Between parts and copies.
+
+    def _whole(self, state: DividedState) -> Mirrored:
+        """Return the copies of a state; gathered, if it has parts."""
+        if state.copies is not None:
+            return state.copies
+        assert state.parts is not None
+        topology = self._topology
+        if isinstance(state.parts, Tracer):
+            return Mirrored.from_array(self.division.unpadded(state.parts), topology)
+        gather = functools.partial(_gathered, self.division, topology)
+        with jax.ensure_compile_time_eval():
+            array = dispatch(topology, f"reading variable {self.name!r}", gather, state.parts)
+        return Mirrored.from_array(array, topology)
+
+    def _in_parts(self, array: jax.Array) -> DividedState:
+        """Return the state in which every replica has its part of an array."""
+        with jax.ensure_compile_time_eval():
+            padded = self.division.padded(array)
+            return DividedState(parts=self._topology.lay_out(padded, self.division.spec))
+
+    def _require_equal(self, copies: Mirrored) -> None:
+        first, *others = (np.asarray(copy) for copy in copies.values)
+        if all(
+            np.array_equal(first, other, equal_nan=first.dtype.kind in "fc") for other in others
+        ):
+            return
+        raise CopiesDiffer(
+            f"The copies of variable {self.name!r} differ, of which every replica keeps a part. "
+            "They were written by `extended.update` with values that are not the same for all "
+            "replicas. Reduce these first, or use `rx.MirroredStrategy`."
+        )
+
+
+def _gathered(division: Division, topology: Topology, parts: jax.Array) -> jax.Array:
+    return division.unpadded(topology.replicate(parts))

@@ -1,0 +1,149 @@
+"""Divisions: the dimension along which an array is divided over the replicas.
+
+Inside a program every replica has its part. Two functions lead from parts to whole arrays and back;
+both are compiled by themselves, so that their names are found in a jaxpr.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+from jax.sharding import PartitionSpec
+
+from replicax._describing import described
+from replicax.errors import InvalidArgument
+from replicax.topology import REPLICA_AXIS
+
+VariablePartitioner = Callable[[tuple[int, ...], np.dtype], Sequence[int]]
+
+# Smaller variables stay whole: gathering one takes longer than its memory is worth.
+_SMALL = 64 * 1024
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Division:
+    """One dimension of an array, divided into parts of equal size; the last ones may be padded.
+
+    Args:
+      axis: The dimension.
+      size: Its size.
+      parts: The number of parts.
+    """
+
+    axis: int
+    size: int
+    parts: int
+
+    @property
+    def chunk(self) -> int:
+        """The size of a part along the axis."""
+        return -(-self.size // self.parts)
+
+    @property
+    def padding(self) -> int:
+        """The number of rows after the end that make the last parts as large as the others."""
+        return self.chunk * self.parts - self.size
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return PartitionSpec(*[None] * self.axis, REPLICA_AXIS)
+
+    def part_of(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a part of an array of `shape`."""
+        return (*shape[: self.axis], self.chunk, *shape[self.axis + 1 :])
+
+    def padded(self, array: jax.Array) -> jax.Array:
+        if not self.padding:
+            return array
+        return jnp.pad(array, [(0, self.padding * (i == self.axis)) for i in range(array.ndim)])
+
+    def unpadded(self, array: jax.Array) -> jax.Array:
+        if not self.padding:
+            return array
+        return jax.lax.slice_in_dim(array, 0, self.size, axis=self.axis)
+
+
+def division_of(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    parts: int,
+    partitioner: VariablePartitioner | None = None,
+) -> Division | None:
+    """Return how an array is divided; None if it stays whole.
+
+    By default one of at least 64 KiB is divided along its largest dimension that divides by the
+    number of parts, or else along its largest one.
+    """
+    # Random keys, which are not numbers, stay whole.
+    if parts == 1 or not shape or not jnp.issubdtype(dtype, np.generic):
+        return None
+    if partitioner is not None:
+        axis = _chosen_by(partitioner, shape, dtype)
+    elif math.prod(shape) * jnp.dtype(dtype).itemsize < _SMALL:
+        axis = None
+    else:
+        axes = range(len(shape))
+        axis = max(axes, key=lambda i: (shape[i] % parts == 0, shape[i]))
+    if axis is None or shape[axis] < 2:
+        return None
+    return Division(axis, shape[axis], parts)
+
+
+def _chosen_by(
+    partitioner: VariablePartitioner, shape: tuple[int, ...], dtype: np.dtype
+) -> int | None:
+    """Return the dimension of which `partitioner` wants several parts, if there is one."""
+    counts = list(partitioner(shape, dtype))
+    axes = [axis for axis, count in enumerate(counts) if count != 1]
+    if len(counts) != len(shape) or len(axes) > 1 or min(counts, default=1) < 1:
+        raise InvalidArgument(
+            "A `variable_partitioner` returns the number of parts for each dimension, of which at "
+            f"most one is greater than 1; got {described(counts)} for a variable of shape {shape}."
+        )
+    return axes[0] if axes else None
+
+
+_GATHER, _OWN_PART = "replicax_gather", "replicax_own_part"
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def replicax_gather(part: jax.Array, division: Division) -> jax.Array:
+    """Return the whole array, of which this replica has a part."""
+    whole = jax.lax.all_gather(part, REPLICA_AXIS, axis=division.axis, tiled=True)
+    return division.unpadded(whole)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def replicax_own_part(whole: jax.Array, division: Division) -> jax.Array:
+    """Return this replica's part of an array that all replicas have."""
+    start = jax.lax.axis_index(REPLICA_AXIS) * division.chunk
+    padded = division.padded(whole)
+    return jax.lax.dynamic_slice_in_dim(padded, start, division.chunk, division.axis)
+
+
+def gathers(equation: JaxprEqn) -> bool:
+    """Tell whether an equation is a call of `replicax_gather`."""
+    return equation.params.get("name") == _GATHER
+
+
+def takes_own_part(equation: JaxprEqn) -> bool:
+    """Tell whether an equation is a call of `replicax_own_part`."""
+    return equation.params.get("name") == _OWN_PART
+
+
+def division_by(equation: JaxprEqn, parts: int) -> Division:
+    """Return the division by which one of these two is called."""
+    atoms: list[Any] = [*equation.invars, *equation.outvars]
+    shapes = [atom.aval.shape for atom in atoms]
+    whole = shapes[0] if takes_own_part(equation) else shapes[1]
+    (axis,) = (axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1)
+    return Division(axis, whole[axis], parts)

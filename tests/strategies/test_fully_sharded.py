@@ -1,0 +1,251 @@
+"""State divided over the replicas: the numbers of mirrored state, in a fraction of the memory."""
+
+import re
+from collections import Counter
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import cpus
+from support import equal
+
+import replicax as rx
+from replicax.variables import StateLayout, storage_of
+
+HIDDEN = 300  # 100 x 300 divides by 2 and 4; 300 x 301 by 4 along its first dimension only
+
+
+class Trained:
+    """A network with tied weights and a running average after some steps."""
+
+    def __init__(self, strategy, transformation, steps=20, compiled=True, rows=8):
+        random = np.random.default_rng(0)
+        with strategy.scope():
+            self.first = rx.Variable(
+                random.normal(size=(100, HIDDEN)).astype("f") / 10, name="first"
+            )
+            self.bias = rx.Variable(np.zeros(HIDDEN, "f"), name="bias")
+            tied = random.normal(size=(HIDDEN, 301)).astype("f") / 10
+            self.tied = rx.Variable(tied, name="tied")
+            self.average = rx.Variable(
+                np.zeros((HIDDEN, 301), "f"), name="average", trainable=False, aggregation="MEAN"
+            )
+            self.optimizer = rx.Optimizer(transformation)
+        self.trained = [self.first, self.bias, self.tied]
+        self.variables = [*self.trained, self.average]
+        step = rx.function(self.step) if compiled else self.step
+        self.batches = random.normal(size=(steps, rows, 100)).astype("f")
+        self.losses = []
+        for batch in self.batches:
+            losses = strategy.run(step, args=(strategy.split(batch),))
+            self.losses.append(float(strategy.reduce("SUM", losses, axis=None)))
+        self.strategy, self.compiled_step = strategy, step
+
+    def step(self, x):
+        def loss():
+            hidden = jnp.tanh(x @ self.first + self.bias)
+            return (jnp.tanh(jnp.tanh(hidden @ self.tied) @ self.tied.value.T) ** 2).mean()
+
+        value = self.optimizer.minimize(loss, self.trained)
+        self.average.assign_sub(0.1 * (self.average - self.tied))
+        return value
+
+    def program(self):
+        """Return the compiled step."""
+
+        @rx.function
+        def step(batch):
+            return self.strategy.run(self.step, args=(batch,))
+
+        return step.lower(self.strategy.split(self.batches[0])).compile()
+
+
+def same(sharded, mirrored, ulps=32):
+    """Compare two trainings, in units of the last place of the largest number of each array."""
+    equal(sharded.losses, mirrored.losses, 1e-5)
+    for ours, theirs in zip(sharded.variables, mirrored.variables, strict=True):
+        ours, theirs = ours.numpy(), theirs.numpy()
+        bound = ulps * np.finfo(np.float32).eps * np.abs(theirs).max()
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=bound)
+
+
+TRANSFORMATIONS = {
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
+    "adamw": lambda: optax.adamw(1e-2),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.01), optax.adam(1e-2)),
+    "lamb": lambda: optax.lamb(1e-2),
+    "adafactor": lambda: optax.adafactor(1e-2),
+    "every second step": lambda: optax.MultiSteps(optax.adam(1e-2), 2),
+}
+
+
+SLOW = ("lamb", "adafactor", "every second step")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in TRANSFORMATIONS
+    ],
+)
+def test_trains_as_mirrored_state_does(name):
+    make = TRANSFORMATIONS[name]
+    # Of three replicas, the last part of each variable is padded.
+    sharded = Trained(rx.FullyShardedStrategy(cpus(3)), make())
+    same(sharded, Trained(rx.MirroredStrategy(cpus(3)), make()))
+
+
+def test_eager_steps_and_uneven_batches():
+    make = TRANSFORMATIONS["clipped"]
+    mirrored = Trained(rx.MirroredStrategy(cpus(2)), make(), 4, rows=7)
+    for compiled in (False, True):
+        same(Trained(rx.FullyShardedStrategy(cpus(2)), make(), 4, compiled, rows=7), mirrored)
+
+
+def layouts(variables):
+    return [storage_of(variable).layout for variable in variables]
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw", "clipped"])
+def test_memory_and_collectives_are_read_off_the_program(name):
+    replicas = 4
+    mirrored, sharded = (
+        Trained(make(cpus(replicas)), TRANSFORMATIONS[name](), steps=1)
+        for make in (rx.MirroredStrategy, rx.FullyShardedStrategy)
+    )
+    sharded_layout, whole = StateLayout.SHARDED, StateLayout.REPLICATED
+    assert layouts(sharded.variables) == [sharded_layout, whole, *[sharded_layout] * 2]
+    state = [*sharded.variables, *sharded.optimizer.variables]
+    sizes = [variable.value.nbytes for variable in state]
+    kept = sum(size for size, variable in zip(sizes, state, strict=True) if size < 64 * 1024)
+    batch = sharded.batches[0].nbytes / replicas
+    ours, theirs = sharded.program(), mirrored.program()
+    arguments = ours.memory_analysis().argument_size_in_bytes - batch
+    assert arguments <= 1.02 * ((sum(sizes) - kept) / replicas + kept)
+    assert temporary(ours) <= temporary(theirs)
+    # One gather for each weight that the loss reads, and one part of each gradient.
+    counts = collectives(ours.as_text())
+    assert counts["all-gather"] == 2
+    assert counts["reduce-scatter"] == 2
+
+
+def temporary(program):
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def collectives(text):
+    """Count the arrays that travel, by the kind of their collective."""
+    counts = Counter()
+    for shapes, kind in re.findall(r"= (\S.*?) (all-gather|reduce-scatter)(?:-start)?\(", text):
+        counts[kind] += shapes.count("[")
+    return counts
+
+
+def test_padding_is_never_seen():
+    strategy = rx.FullyShardedStrategy(cpus(4), variable_partitioner=lambda shape, dtype: [2])
+    with strategy.scope():
+        # Parts of two: the last one is padding, and so is half of the third.
+        weight = rx.Variable(np.float32([1, 2, 3, 4, 5]), aggregation="MEAN")
+        optimizer = rx.Optimizer(optax.clip_by_global_norm(0.5))
+
+    @rx.function
+    def step():
+        weight.assign(1.0 / weight)
+        optimizer.apply_gradients([(0.0 / weight - 1.0, weight)], skip_gradients_aggregation=True)
+        return (weight / weight).sum()
+
+    totals = strategy.run(step)
+    assert [float(total) for total in totals.values] == [5.0] * 4
+    equal(weight.numpy(), 1 / np.arange(1, 6) - 0.5 / np.sqrt(5), 1e-6)
+    assert weight.shape == (5,)
+    shards = storage_of(weight).lift(strategy.topology).addressable_shards
+    assert [shard.data.shape for shard in shards] == [(2,)] * 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "part"),
+    [
+        ((), "float32", ()),
+        ((127, 128), "float32", (127, 128)),  # 63.5 KiB
+        ((128, 128), "float32", (32, 128)),
+        ((129, 128), "float32", (129, 32)),
+        ((126, 131), "float32", (126, 33)),  # neither divides: the larger one, with padding
+        ((16, 200, 200), "int32", (16, 50, 200)),
+    ],
+)
+def test_the_default_rule(shape, dtype, part):
+    strategy = rx.FullyShardedStrategy(cpus(4))
+    with strategy.scope():
+        variable = rx.Variable(np.ones(shape, dtype))
+    lifted = storage_of(variable).lift(strategy.topology)
+    assert lifted.addressable_shards[1].data.shape == part
+    assert variable.numpy().shape == shape
+
+
+def test_partitioners_of_the_reference():
+    partitioners = rx.experimental.partitioners
+    assert partitioners.FixedShardsPartitioner(4)((3, 5), "float32") == [3, 1]
+    assert partitioners.FixedShardsPartitioner(4)((3, 5), "float32", axis=1) == [1, 4]
+    by_size = partitioners.MinSizePartitioner(80, max_shards=3)
+    assert [by_size((rows, 10), "float32") for rows in (1, 4, 9)] == [[1, 1], [2, 1], [3, 1]]
+    by_size = partitioners.MaxSizePartitioner(80, max_shards=4)
+    assert [by_size((rows, 10), "float32") for rows in (2, 3, 9)] == [[1, 1], [2, 1], [4, 1]]
+    with pytest.raises(ValueError, match="`num_shards` must be a positive whole number; got 0"):
+        partitioners.FixedShardsPartitioner(0)
+
+
+def test_a_partitioner_divides_what_it_says():
+    partitioner = rx.experimental.partitioners.MinSizePartitioner(16, max_shards=2)
+    strategy = rx.FullyShardedStrategy(cpus(2), variable_partitioner=partitioner)
+    with strategy.scope():
+        variables = [rx.Variable(np.zeros(shape, "f")) for shape in ((4,), (2, 4), (1, 64), ())]
+    sharded, whole = StateLayout.SHARDED, StateLayout.REPLICATED
+    assert layouts(variables) == [whole, sharded, whole, whole]
+
+
+def test_checkpoints_are_restored_in_another_layout(tmp_path):
+    makers = {
+        "mirrored": lambda: rx.MirroredStrategy(cpus(2)),
+        "four": lambda: rx.FullyShardedStrategy(cpus(4)),
+        "padded": lambda: rx.FullyShardedStrategy(cpus(3)),
+    }
+    variables = {}
+    for name, make in makers.items():
+        with make().scope():
+            variables[name] = rx.Variable(np.zeros((200, 100), "f"), name="weight")
+    for number, (name, saved) in enumerate(variables.items()):
+        saved.assign(np.arange(20_000, dtype="f").reshape(200, 100) + number)
+        path = rx.Checkpoint(weight=saved).save(tmp_path / name)
+        for other in set(variables) - {name}:
+            variables[other].assign(np.zeros((200, 100), "f"))
+            rx.Checkpoint(weight=variables[other]).restore(path)
+            equal(variables[other].numpy(), saved.numpy())
+    assert layouts(variables.values()) == [
+        StateLayout.REPLICATED, StateLayout.SHARDED, StateLayout.SHARDED
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", ["logical devices", "processes"])
+def test_state_is_divided_over_devices_of_one_process(reason, monkeypatch):
+    class Divided(rx.Strategy):
+        def __init__(self):
+            logical = 2 if reason == "logical devices" else 1
+            topology = rx.Topology.of(cpus(2), logical_devices_per_replica=logical)
+            placement = rx.parts.ShardedPlacement()
+            super().__init__(rx.StrategyExtended(self, topology=topology, placement=placement))
+
+    strategy = Divided()
+    with strategy.scope():
+        if reason == "processes":
+            monkeypatch.setitem(vars(strategy.topology), "spans_processes", True)
+        with pytest.raises(ValueError, match=r"one process; got (1 x 2|2 x 1 CPU in several)"):
+            rx.Variable(np.zeros((200, 100)))
+        monkeypatch.undo()
+
+
+def test_a_partitioner_names_one_dimension():
+    strategy = rx.FullyShardedStrategy(cpus(2), variable_partitioner=lambda *_: [2, 2])
+    with strategy.scope(), pytest.raises(ValueError, match=r"at most one.*got \[2, 2\]"):
+        rx.Variable(np.ones((4, 4)))

@@ -54,6 +54,7 @@ from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.strategies import (
     FullyShardedStrategy,
     MirroredStrategy,
+    MultiWorkerFullyShardedStrategy,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     RunOptions,
@@ -104,6 +105,7 @@ __all__ = [
     "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerFullyShardedStrategy",
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",

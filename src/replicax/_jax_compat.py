@@ -25,6 +25,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import dtypes as _dtypes
+from jax._src import source_info_util as _source_info_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.array import ArrayImpl
 from jax._src.interpreters.partial_eval import DynamicJaxprTracer
@@ -288,9 +289,30 @@ def apply_equation(equation: JaxprEqn, operands: Sequence[object]) -> list[Any]:
     random numbers are divided) is an attribute that it does not.
     """
     parameters = equation.primitive.get_bind_params(equation.params)
-    with equation.ctx.manager:
+    with equation.ctx.manager, named_as(equation):
         results = equation.primitive.bind(*operands, **parameters)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def named_as(equation: JaxprEqn) -> AbstractContextManager[None]:
+    """Return a context whose equations are in the named scopes of another equation.
+
+    Why: profiles show these names, and tell the backward pass by them. JAX keeps them when it
+    computes equations again, in a context manager that is private.
+    """
+    names = _source_info_util.current_name_stack() + equation.source_info.name_stack
+    return _source_info_util.set_name_stack(names)
+
+
+def is_of_backward_pass(equation: JaxprEqn) -> bool:
+    """Tell whether an equation is part of the backward pass of a derivative.
+
+    Why: JAX says so in the names of equations only, which are private.
+    """
+    return any(
+        isinstance(each, _source_info_util.Transform) and each.name == "transpose"
+        for each in equation.source_info.name_stack.stack
+    )
 
 
 def has_side_effects(equation: JaxprEqn) -> bool:

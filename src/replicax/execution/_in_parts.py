@@ -13,6 +13,9 @@ So gradients are summed into parts, and optimizers update parts of variables wit
 norm, such as that of all gradients, is computed from parts too, if these are available, and summed
 over the replicas. Anything else is computed whole, and then divided. What is not needed, such as
 gathering the slots, is left out.
+
+The backward pass gathers a variable once more, instead of keeping it from the forward pass on. XLA
+must not see that both are the same, so the second gather waits for a value of the backward pass.
 """
 
 from __future__ import annotations
@@ -29,7 +32,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from replicax._enums import ReduceOp
-from replicax._jax_compat import apply_equation, has_side_effects, without_constants
+from replicax._jax_compat import (
+    apply_equation,
+    has_side_effects,
+    is_of_backward_pass,
+    named_as,
+    without_constants,
+)
 from replicax.collectives import reduction_of
 from replicax.execution._cells import Cell, in_cells, unpacked
 from replicax.execution._dividing import Rule, is_filling, rule_for
@@ -39,6 +48,7 @@ from replicax.variables import (
     Division,
     division_by,
     gathers,
+    gathers_once,
     replicax_gather,
     replicax_own_part,
     takes_own_part,
@@ -67,16 +77,20 @@ class InParts:
       closed: The code.
       split: For each input, whether it differs between the replicas.
       parts: The number of replicas.
+      regather: Whether the backward pass gathers again.
     """
 
-    def __init__(self, closed: ClosedJaxpr, split: Sequence[bool], parts: int) -> None:
-        self._closed, self._split, self._parts = closed, split, parts
+    def __init__(
+        self, closed: ClosedJaxpr, split: Sequence[bool], parts: int, *, regather: bool
+    ) -> None:
+        self._closed, self._split = closed, split
+        self._parts, self._regather = parts, regather
 
     def __call__(self, *arguments: jax.Array) -> list[jax.Array]:
         flat = jax.make_jaxpr(functools.partial(_flattened, self._closed))(*arguments)
         jaxpr = without_constants(flat)
         demands = _demands(jaxpr, self._split, self._parts)
-        values = _Values(self._parts)
+        values = _Values(self._parts, self._regather)
         inputs = (*jaxpr.constvars, *jaxpr.invars)
         values.whole.update(zip(inputs, (*flat.consts, *arguments), strict=True))
         for equation in jaxpr.eqns:
@@ -99,7 +113,8 @@ def _flattened(closed: ClosedJaxpr, *arguments: object) -> list[object]:
         if results is not None and equation.primitive.name == "get":
             results = [checkpoint_name(each, STATE) for each in results]
         elif results is None and _is_call(equation):
-            results = _flattened(equation.params["jaxpr"], *operands)
+            with named_as(equation):
+                results = _flattened(equation.params["jaxpr"], *operands)
         elif results is None:
             results = apply_equation(equation, [unpacked(operand) for operand in operands])
         values.update(zip(equation.outvars, results, strict=True))
@@ -277,10 +292,13 @@ def _available(
 class _Values:
     """The values computed so far: whole, or this replica's parts."""
 
-    def __init__(self, parts: int) -> None:
-        self._num_parts = parts
+    def __init__(self, parts: int, regather: bool) -> None:
+        self._num_parts, self._regather = parts, regather
         self.whole: dict[Var, jax.Array] = {}
         self._part: dict[tuple[Var, Division], jax.Array] = {}
+        self._to_gather_again: dict[Var, tuple[jax.Array, Division]] = {}
+        self._gathered_again: dict[Var, jax.Array] = {}
+        self._latest: jax.Array | None = None  # the last value computed in the backward pass
 
     def whole_of(self, atom: Literal | Var) -> jax.Array:
         return atom.val if isinstance(atom, Literal) else self.whole[atom]
@@ -316,12 +334,35 @@ class _Values:
         elif id(equation) in demands.reductions:
             self.whole[outs[0]] = self._reduced(equation, demands.reductions[id(equation)])
         else:
-            if gathers(equation) and outs[0] in demands.part:
-                division = division_by(equation, self._num_parts)
-                self._part[outs[0], division] = self.whole_of(equation.invars[0])
+            if gathers(equation):
+                self._note_gather(equation)
             if whole or has_side_effects(equation):
-                results = apply_equation(equation, [self.whole_of(x) for x in equation.invars])
-                self.whole.update(zip(outs, results, strict=True))
+                self._compute_whole(equation)
+
+    def _note_gather(self, equation: JaxprEqn) -> None:
+        (atom,), (out,) = equation.invars, equation.outvars
+        division, part = division_by(equation, self._num_parts), self.whole_of(atom)
+        self._part[out, division] = part
+        if self._regather and not gathers_once(equation):
+            self._to_gather_again[out] = part, division
+
+    def _compute_whole(self, equation: JaxprEqn) -> None:
+        backward = is_of_backward_pass(equation)
+        read = self._whole_again if backward else self.whole_of
+        results = apply_equation(equation, [read(atom) for atom in equation.invars])
+        self.whole.update(zip(equation.outvars, results, strict=True))
+        if backward:
+            self._latest = next((each for each in results if each.size), self._latest)
+
+    def _whole_again(self, atom: Any) -> jax.Array:
+        """Return a whole value for the backward pass, which gathers variables again."""
+        if self._latest is None or isinstance(atom, Literal) or atom not in self._to_gather_again:
+            return self.whole_of(atom)
+        if atom not in self._gathered_again:
+            part, division = self._to_gather_again[atom]
+            part, _ = jax.lax.optimization_barrier((part, self._latest))
+            self._gathered_again[atom] = replicax_gather(part, division)
+        return self._gathered_again[atom]
 
     def _sum(self, equation: JaxprEqn, demands: _Demands) -> None:
         pairs = list(zip(equation.invars, equation.outvars, strict=True))

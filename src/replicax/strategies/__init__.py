@@ -10,7 +10,10 @@ from replicax.strategies._current import (
     in_cross_replica_context,
 )
 from replicax.strategies._extended import StrategyExtended
-from replicax.strategies._fully_sharded import FullyShardedStrategy
+from replicax.strategies._fully_sharded import (
+    FullyShardedStrategy,
+    MultiWorkerFullyShardedStrategy,
+)
 from replicax.strategies._mirrored import MirroredStrategy, mirrored
 from replicax.strategies._multi_worker import (
     ExperimentalMultiWorkerMirroredStrategy,
@@ -32,6 +35,7 @@ __all__ = [
     "FullyShardedStrategy",
     "MirroredStrategy",
     "MultiStepContext",
+    "MultiWorkerFullyShardedStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "RunOptions",

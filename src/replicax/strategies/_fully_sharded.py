@@ -1,19 +1,22 @@
-"""One replica on each device of this machine, with the state divided over them."""
+"""One replica on each device, with the state divided over them: on one machine or on several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import final
 
 from replicax._typing import DeviceLike
+from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions
 from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._multi_worker import multi_worker
 from replicax.strategies._strategy import Strategy
 from replicax.topology import Topology, best_devices
 from replicax.variables import ShardedPlacement, VariablePartitioner
 
 # Gradients of divided variables travel by themselves, so that each replica gets its part only.
-_OPTIONS = CommunicationOptions(bytes_per_pack=64 * 1024 - 1)
+_BYTES_PER_PACK = 64 * 1024 - 1
 
 
 @final
@@ -28,6 +31,8 @@ class FullyShardedStrategy(Strategy):
         each dimension. At most one may be greater than 1: this dimension is divided over the
         replicas. By default variables of at least 64 KiB are divided, along their largest dimension
         that divides by the number of replicas.
+      regather: Whether compiled functions that compute gradients gather variables once more for
+        the backward pass, instead of keeping them whole from the forward pass on.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> strategy = rx.FullyShardedStrategy(["CPU:0", "CPU:1"])
@@ -42,12 +47,48 @@ class FullyShardedStrategy(Strategy):
         devices: Sequence[DeviceLike] | None = None,
         *,
         variable_partitioner: VariablePartitioner | None = None,
+        regather: bool = True,
     ) -> None:
         super().__init__(
             StrategyExtended(
                 self,
                 topology=Topology.of(best_devices() if devices is None else devices),
-                placement=ShardedPlacement(variable_partitioner),
-                communication_options=_OPTIONS,
+                placement=ShardedPlacement(variable_partitioner, regather=regather),
+                communication_options=CommunicationOptions(bytes_per_pack=_BYTES_PER_PACK),
             )
         )
+
+
+@final
+class MultiWorkerFullyShardedStrategy(Strategy):
+    """One replica on each device of every worker, each of which keeps a part of the state.
+
+    Programs see what they see under `MultiWorkerMirroredStrategy`. But for one thing: outside of
+    compiled functions all workers must read a divided variable together, because each has a part.
+
+    Args:
+      cluster_resolver: Knows the workers, and which of them this process is; by default that of the
+        first environment that is here: TF_CONFIG, Slurm, Kubernetes, TPU (docs/clusters.md).
+      communication_options: How values are combined where a call does not say.
+      variable_partitioner: Chooses the dimension that is divided, as of `FullyShardedStrategy`.
+      regather: Whether variables are gathered once more for the backward pass, likewise.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MultiWorkerFullyShardedStrategy()
+    >>> strategy.num_replicas_in_sync == len(strategy.extended.worker_devices)
+    True
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+        *,
+        variable_partitioner: VariablePartitioner | None = None,
+        regather: bool = True,
+    ) -> None:
+        options = communication_options or CommunicationOptions()
+        if isinstance(options, CommunicationOptions) and not options.bytes_per_pack:
+            options = replace(options, bytes_per_pack=_BYTES_PER_PACK)
+        placement = ShardedPlacement(variable_partitioner, regather=regather)
+        super().__init__(multi_worker(self, cluster_resolver, options, placement=placement))

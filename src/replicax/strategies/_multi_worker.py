@@ -14,7 +14,7 @@ from replicax.errors import InvalidType
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._strategy import Strategy
 from replicax.topology import Topology, best_devices
-from replicax.variables import MirroredPlacement
+from replicax.variables import MirroredPlacement, VariablePlacement
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -78,6 +78,7 @@ def multi_worker(
     cluster_resolver: ClusterResolver | None,
     communication_options: CommunicationOptions | None,
     logical_devices_per_replica: int = 1,
+    placement: VariablePlacement | None = None,
 ) -> StrategyExtended:
     """Return the parts of a strategy of several workers, which connect to each other here."""
     resolver = default_resolver() if cluster_resolver is None else cluster_resolver
@@ -100,7 +101,7 @@ def multi_worker(
             best_devices() if members is None else jax.devices(),
             logical_devices_per_replica=logical_devices_per_replica,
         ),
-        placement=MirroredPlacement(),
+        placement=placement or MirroredPlacement(),
         communication_options=options,
         cluster_resolver=resolver,
     )

@@ -16,7 +16,12 @@ from replicax.collectives import dispatch
 from replicax.errors import CopiesDiffer
 from replicax.topology import DeviceOrSharding, Topology
 from replicax.values import Mirrored
-from replicax.variables._division import Division, replicax_gather, replicax_own_part
+from replicax.variables._division import (
+    Division,
+    replicax_gather,
+    replicax_gather_once,
+    replicax_own_part,
+)
 from replicax.variables._storage import Replicated, StateLayout, Storage
 from replicax.variables._write import Write
 
@@ -50,15 +55,26 @@ class Divided(Storage):
       shape: The shape of the value.
       strategy: On whose devices the parts are.
       division: What is divided.
+      regather: Whether programs gather it once more for the backward pass.
     """
 
     layout = StateLayout.SHARDED
 
+    @property
+    def is_here(self) -> bool:
+        return not self._topology.spans_processes
+
     def __init__(
-        self, name: str, shape: tuple[int, ...], strategy: StrategyLike, division: Division
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        strategy: StrategyLike,
+        division: Division,
+        regather: bool,
     ) -> None:
         super().__init__(name, shape, None)
         self.division = division
+        self._gather = replicax_gather if regather else replicax_gather_once
         self._topology = strategy.topology
         self._copies = Replicated(name, shape, None, strategy)  # the rules for whole copies
         self._padded = (*shape[: division.axis], division.chunk * division.parts)
@@ -88,7 +104,7 @@ class Divided(Storage):
 
     def own_of(self, block: jax.Array, topology: Topology) -> jax.Array:
         own = topology == self._topology
-        return replicax_gather(block, self.division) if own else block
+        return self._gather(block, self.division) if own else block
 
     def block_of(self, own: jax.Array, topology: Topology) -> jax.Array:
         return replicax_own_part(own, self.division) if topology == self._topology else own
@@ -138,7 +154,13 @@ class Divided(Storage):
         return DividedState(copies=copies)
 
     def written(self, state: DividedState, write: Write, value: Any) -> DividedState:
-        return DividedState(copies=self._copies.written(self._whole(state), write, value))
+        if state.parts is None or _context.current().program is not None:
+            return DividedState(copies=self._copies.written(self._whole(state), write, value))
+        if isinstance(value, Mirrored):
+            own = value.topology == self._topology
+            value = value.array(self._topology) if own else value.primary
+        # Nothing is gathered: every replica writes its part.
+        return DividedState(parts=write.applied(state.parts, self._in_parts(value).parts))
 
     def seen(self, state: DividedState) -> Mirrored:
         return self._whole(state)
@@ -163,10 +185,17 @@ class Divided(Storage):
         topology = self._topology
         if isinstance(state.parts, Tracer):
             return Mirrored.from_array(self.division.unpadded(state.parts), topology)
-        gather = functools.partial(_gathered, self.division, topology)
+        transaction = _context.current().transaction
+        if transaction is None:
+            return self._gathered(state)
+        # The replicas of an eager `run` gather it once: they may not be as many on each worker.
+        return transaction.shared(self, state, self._gathered)
+
+    def _gathered(self, state: DividedState) -> Mirrored:
+        gather = functools.partial(_whole_of_parts, self.division, self._topology)
         with jax.ensure_compile_time_eval():
-            array = dispatch(topology, f"reading variable {self.name!r}", gather, state.parts)
-        return Mirrored.from_array(array, topology)
+            array = dispatch(self._topology, f"reading variable {self.name!r}", gather, state.parts)
+        return Mirrored.from_array(array, self._topology)
 
     def _in_parts(self, array: jax.Array) -> DividedState:
         """Return the state in which every replica has its part of an array."""
@@ -187,5 +216,5 @@ class Divided(Storage):
         )
 
 
-def _gathered(division: Division, topology: Topology, parts: jax.Array) -> jax.Array:
+def _whole_of_parts(division: Division, topology: Topology, parts: jax.Array) -> jax.Array:
     return division.unpadded(topology.replicate(parts))

@@ -1,7 +1,7 @@
 """Divisions: the dimension along which an array is divided over the replicas.
 
-Inside a program every replica has its part. Two functions lead from parts to whole arrays and back;
-both are compiled by themselves, so that their names are found in a jaxpr.
+Inside a program every replica has its part. Functions lead from parts to whole arrays and back; they
+are compiled by themselves, so that their names are found in a jaxpr.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def _chosen_by(
     return axes[0] if axes else None
 
 
-_GATHER, _OWN_PART = "replicax_gather", "replicax_own_part"
+_GATHER, _GATHER_ONCE = "replicax_gather", "replicax_gather_once"
+_OWN_PART = "replicax_own_part"
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -120,6 +121,12 @@ def replicax_gather(part: jax.Array, division: Division) -> jax.Array:
     """Return the whole array, of which this replica has a part."""
     whole = jax.lax.all_gather(part, REPLICA_AXIS, axis=division.axis, tiled=True)
     return division.unpadded(whole)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def replicax_gather_once(part: jax.Array, division: Division) -> jax.Array:
+    """Return the same, to be kept for the backward pass."""
+    return replicax_gather(part, division)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -131,8 +138,13 @@ def replicax_own_part(whole: jax.Array, division: Division) -> jax.Array:
 
 
 def gathers(equation: JaxprEqn) -> bool:
-    """Tell whether an equation is a call of `replicax_gather`."""
-    return equation.params.get("name") == _GATHER
+    """Tell whether an equation is a call of `replicax_gather`, or of `replicax_gather_once`."""
+    return equation.params.get("name") in (_GATHER, _GATHER_ONCE)
+
+
+def gathers_once(equation: JaxprEqn) -> bool:
+    """Tell whether an equation is a call of `replicax_gather_once`."""
+    return equation.params.get("name") == _GATHER_ONCE
 
 
 def takes_own_part(equation: JaxprEqn) -> bool:
@@ -141,7 +153,7 @@ def takes_own_part(equation: JaxprEqn) -> bool:
 
 
 def division_by(equation: JaxprEqn, parts: int) -> Division:
-    """Return the division by which one of these two is called."""
+    """Return the division by which one of these is called."""
     atoms: list[Any] = [*equation.invars, *equation.outvars]
     shapes = [atom.aval.shape for atom in atoms]
     whole = shapes[0] if takes_own_part(equation) else shapes[1]

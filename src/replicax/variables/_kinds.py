@@ -78,10 +78,15 @@ class MirroredVariable(Variable):
 
     @classmethod
     def create_divided(
-        cls, request: VariableRequest, strategy: StrategyLike, array: jax.Array, division: Division
+        cls,
+        request: VariableRequest,
+        strategy: StrategyLike,
+        array: jax.Array,
+        division: Division,
+        regather: bool,
     ) -> MirroredVariable:
         """Create a variable that is divided over replicas; programs cannot tell the difference."""
-        storage = Divided(request.name, array.shape, strategy, division)
+        storage = Divided(request.name, array.shape, strategy, division, regather)
         begin_alike(storage, strategy.topology, array, lambda value: DividedState(copies=value))
         return cls._made(request, strategy, storage, ON_WRITE, array.dtype)
 

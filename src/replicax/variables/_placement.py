@@ -76,17 +76,20 @@ class ShardedPlacement(VariablePlacement):
       partitioner: A function of a shape and a dtype that returns the number of parts for each
         dimension: the one with more than one part is divided over the replicas. By default a
         variable of at least 64 KiB is divided, along its largest dimension that divides evenly.
+      regather: Whether programs gather variables once more for the backward pass.
     """
 
     divides = True
 
-    def __init__(self, partitioner: VariablePartitioner | None = None) -> None:
-        self._partitioner = partitioner
+    def __init__(
+        self, partitioner: VariablePartitioner | None = None, *, regather: bool = True
+    ) -> None:
+        self._partitioner, self._regather = partitioner, regather
 
     def create(
         self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
     ) -> Variable:
-        _require_replicas_of_one_device_here(strategy)
+        _require_replicas_of_one_device(strategy)
         if request.synchronization is VariableSynchronization.ON_READ:
             return SyncOnReadVariable.create(request, strategy)
         array = request.initial_array()
@@ -94,7 +97,7 @@ class ShardedPlacement(VariablePlacement):
         division = self._division(array, strategy.topology, colocate_with)
         if division is None:
             return MirroredVariable.create(request, strategy, colocate_with)
-        return MirroredVariable.create_divided(request, strategy, array, division)
+        return MirroredVariable.create_divided(request, strategy, array, division, self._regather)
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices
@@ -142,13 +145,12 @@ class OneDevicePlacement(VariablePlacement):
         return topology.local_devices
 
 
-def _require_replicas_of_one_device_here(strategy: StrategyLike) -> None:
+def _require_replicas_of_one_device(strategy: StrategyLike) -> None:
     topology = strategy.topology
-    if topology.logical_devices_per_replica > 1 or topology.spans_processes:
+    if topology.logical_devices_per_replica > 1:
         raise InvalidArgument(
-            f"State is divided over replicas of one device each, in one process; got {topology}"
-            f"{' in several processes' if topology.spans_processes else ''}. Use "
-            "`rx.parts.MirroredPlacement()`, or `rx.MultiWorkerMirroredStrategy`."
+            f"State is divided over replicas of one device each; got {topology}. Use "
+            "`rx.parts.MirroredPlacement()`."
         )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import jax
 
@@ -15,7 +15,10 @@ from replicax._context import Frame
 from replicax._typing import State
 
 if TYPE_CHECKING:
+    from replicax.variables._storage import Storage
     from replicax.variables._variable import Variable
+
+Result = TypeVar("Result")
 
 # It is held from when states are given to a program that reuses their memory until they are
 # replaced, so that no other thread takes one in between.
@@ -103,10 +106,18 @@ class Transaction:
     States are immutable, so keeping a reference preserves one.
     """
 
-    __slots__ = ("_before",)
+    __slots__ = ("_before", "_shared")
 
     def __init__(self) -> None:
         self._before: dict[Variable, State] = {}
+        self._shared: dict[Storage, tuple[State, Any]] = {}
+
+    def shared(self, storage: Storage, state: Any, make: Callable[[Any], Result]) -> Result:
+        """Return `make(state)`, which is made once for all replicas that read the same state."""
+        known = self._shared.get(storage)
+        if known is None or known[0] is not state:
+            known = self._shared[storage] = state, make(state)
+        return known[1]
 
     def remember(self, variable: Variable, state: object) -> None:
         self._before.setdefault(variable, state)

@@ -162,6 +162,11 @@ class Storage(ABC):
     # Copies.
 
     @property
+    def is_here(self) -> bool:
+        """True if a copy can be read without the other workers."""
+        return True
+
+    @property
     @abstractmethod
     def num_copies(self) -> int | None:
         """The number of copies of the local replicas; None if there is one, which they share."""

@@ -336,6 +336,8 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
         )
 
     def __repr__(self) -> str:
+        if not self._storage.is_here and _context.current().program is None:
+            return _describe_divided(self)
         state = state_of(self)
         copies = [(copy.name, self._storage.read(state, i)) for i, copy in enumerate(self.values)]
         lines = ",\n".join(f"  {i}: {describe(*copy)}" for i, copy in enumerate(copies))
@@ -406,6 +408,8 @@ class VariableCopy(Component, Variable):
         return copy.deepcopy(self._container, memo).values[self._index]
 
     def __repr__(self) -> str:
+        if not self._storage.is_here and _context.current().program is None:
+            return _describe_divided(self)
         return describe(self.name, self._storage.read(state_of(self._container), self._index))
 
 
@@ -416,6 +420,14 @@ def describe(name: str, array: jax.Array) -> str:
     with np.printoptions(threshold=8, edgeitems=2):
         value = str(np.asarray(array)).replace("\n", "")
     return f"<rx.Variable {name!r} shape={array.shape} dtype={array.dtype}, value={value}>"
+
+
+def _describe_divided(variable: Variable) -> str:
+    """Return one line without the value, for which all workers would have to ask."""
+    return (
+        f"<rx.{type(_container_of(variable)).__name__} {variable.name!r} "
+        f"shape={variable.shape} dtype={variable.dtype}, divided over the workers>"
+    )
 
 
 # For the rest of the library.

@@ -55,8 +55,12 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
 
 if "TF_CONFIG" in os.environ:
     # This is one of several workers that run the same tests in step; see tests/multiprocess.
-    _workers = rx.MultiWorkerMirroredStrategy(
-        logical_devices_per_replica=int(os.environ.get("LOGICAL_DEVICES", "1"))
+    _workers = (
+        rx.MultiWorkerFullyShardedStrategy(variable_partitioner=in_parts)
+        if os.environ.get("STATE") == "sharded"
+        else rx.MultiWorkerMirroredStrategy(
+            logical_devices_per_replica=int(os.environ.get("LOGICAL_DEVICES", "1"))
+        )
     )
     STRATEGIES = {"workers": lambda: _workers}
 

@@ -32,7 +32,12 @@ def replica_id():
 
 
 def kind(strategy):
-    mirrored = rx.MirroredStrategy | rx.MultiWorkerMirroredStrategy | rx.FullyShardedStrategy
+    mirrored = (
+        rx.MirroredStrategy
+        | rx.MultiWorkerMirroredStrategy
+        | rx.FullyShardedStrategy
+        | rx.MultiWorkerFullyShardedStrategy
+    )
     if isinstance(strategy, mirrored):
         return "MirroredVariable"
     if isinstance(strategy, rx.experimental.CentralStorageStrategy):

@@ -1,6 +1,6 @@
 """Reduce-scatters among workers, compared with all-reduces of the same arrays.
 
-    python -m replicax launch --workers 2 --devices-per-worker 1 scattered_sums.py ROUNDS
+python -m replicax launch --workers 2 --devices-per-worker 1 scattered_sums.py ROUNDS
 """
 
 import sys

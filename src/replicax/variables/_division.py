@@ -1,7 +1,7 @@
 """Divisions: the dimension along which an array is divided over the replicas.
 
-Inside a program every replica has its part. Functions lead from parts to whole arrays and back; they
-are compiled by themselves, so that their names are found in a jaxpr.
+Inside a program every replica has its part. Functions lead from parts to whole arrays and back;
+they are compiled by themselves, so that their names are found in a jaxpr.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Trains with checkpoints; each time it is started, one worker kills itself at one moment.
 
-Called with a directory and the moments, such as `0:committing 1:between`: a worker and what it is
-about to do. What has happened is noted in the directory, so that the next start takes the next one.
+Called with the layout of its state, a directory and the moments, such as `0:committing 1:between`:
+a worker and what it is about to do. What has happened is noted in the directory, so that the next
+start takes the next one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ ROWS, BATCH, EPOCHS, INTERVAL = 20, 4, 8, 2
 STEPS_PER_EPOCH = ROWS // BATCH
 
 
+RENAMED = {  # what is about to get its name
+    "writing": r"/parts-\d\.writing-\w+/checkpoint$",
+    "committing": r"ckpt-\d+\.writing-\w+/checkpoint$",
+}
+
+
 class Killer:
     """Kills this process when the moment has come, not before the second checkpoint."""
 
@@ -33,7 +40,7 @@ class Killer:
         victim, self._moment = (moments[done] if done < len(moments) else ":").split(":")
         self._mine = victim == str(worker)
         self.armed = False
-        if self._mine and self._moment == "committing":
+        if self._mine and self._moment in RENAMED:
             sys.addaudithook(self._audit)
 
     def at(self, moment: str) -> None:
@@ -41,9 +48,8 @@ class Killer:
             self._kill()
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """The directory with all that was written is about to get its name."""
         renamed = self.armed and event == "os.rename"
-        if renamed and re.search(r"ckpt-\d+\.writing-\w+/checkpoint$", str(arguments[0])):
+        if renamed and re.search(RENAMED[self._moment], str(arguments[0])):
             self._kill()
 
     def _kill(self) -> None:
@@ -54,8 +60,14 @@ class Killer:
         threading.Event().wait()
 
 
-def main(directory: Path, moments: list[str]) -> None:
-    strategy = rx.MultiWorkerMirroredStrategy()
+def main(layout: str, directory: Path, moments: list[str]) -> None:
+    strategy = (
+        rx.MultiWorkerFullyShardedStrategy(
+            variable_partitioner=rx.experimental.partitioners.FixedShardsPartitioner(2)
+        )
+        if layout == "sharded"
+        else rx.MultiWorkerMirroredStrategy()
+    )
     killer = Killer(directory, moments, strategy.cluster_resolver.task_id)
     with strategy.scope():
         weight = rx.Variable(np.linspace(-1.0, 1.0, 6, dtype=np.float32).reshape(2, 3))
@@ -107,4 +119,4 @@ def main(directory: Path, moments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

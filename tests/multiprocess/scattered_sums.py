@@ -64,4 +64,5 @@ def main(rounds):
     print(f"{rounds} rounds agree")
 
 
-main(int(sys.argv[1]))
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

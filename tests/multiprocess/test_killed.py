@@ -28,8 +28,9 @@ def launch(arguments: list[str], restarts: int) -> str:
     return outcome.stdout
 
 
-def train(directory: Path, moments: list[str]) -> str:
-    return launch(["tests/multiprocess/killed_training.py", str(directory), *moments], len(moments))
+def train(layout: str, directory: Path, moments: list[str]) -> str:
+    program = "tests/multiprocess/killed_training.py"
+    return launch([program, layout, str(directory), *moments], len(moments))
 
 
 def result(output: str, name: str) -> str:
@@ -38,22 +39,27 @@ def result(output: str, name: str) -> str:
     return first
 
 
-# Worker 0 writes: it is killed when all is written, but the checkpoint does not have its name yet.
-# What the other moments of writing leave behind is seen in tests/checkpoint.
-MOMENTS = [
-    *("0:between", "0:before", "0:committing", "0:after"),
-    *("1:between", "1:before", "1:during", "1:after"),
-]
+# Worker 0 gives checkpoints their name: it is killed when all is written, but has no name yet. Of
+# state that is divided each worker writes a part. What the other moments of writing leave behind is
+# seen in tests/checkpoint.
+MOMENTS = {
+    "mirrored": [
+        *("0:between", "0:before", "0:committing", "0:after"),
+        *("1:between", "1:before", "1:during", "1:after"),
+    ],
+    "sharded": ["0:writing", "0:committing", "1:writing", "1:during", "1:after"],
+}
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_end_as_if_they_had_not_been(tmp_path):
+@pytest.mark.parametrize("layout", MOMENTS)
+def test_workers_that_are_killed_end_as_if_they_had_not_been(layout, tmp_path):
     for name in ("undisturbed", "killed"):
         (tmp_path / name).mkdir()
-    undisturbed = result(train(tmp_path / "undisturbed", []), "weight")
-    output = train(tmp_path / "killed", MOMENTS)
+    undisturbed = result(train(layout, tmp_path / "undisturbed", []), "weight")
+    output = train(layout, tmp_path / "killed", MOMENTS[layout])
     happened = re.findall(r"^\[worker (\d)\] killed while (\w+)$", output, re.MULTILINE)
-    assert [":".join(each) for each in happened] == MOMENTS
+    assert [":".join(each) for each in happened] == MOMENTS[layout]
     assert result(output, "weight") == undisturbed
     assert result(output, "seen") == "[1]"
     checkpoints = sorted(path.name for path in (tmp_path / "killed" / "checkpoints").iterdir())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 
+from replicax.checkpoint._manifest import ArrayFacts
 from replicax.errors import CheckpointMismatch
-from replicax.variables import Variable
+from replicax.variables import Variable, WorkerParts
 
 if TYPE_CHECKING:
     import jax
@@ -28,13 +29,14 @@ class ArrayEntry:
     Args:
       shape: The shape of the array, and of what can replace it.
       dtype: The dtype of both.
-      read: Returns its value, an array of NumPy or of JAX.
-      write: Replaces it by an array of NumPy, or of random keys.
+      read: Returns its value, an array of NumPy or of JAX; if there are `parts`, this worker's.
+      write: Replaces it by an array of NumPy, or of random keys; likewise.
       variable: The variable whose value it is. Optimizers name what they keep for it by its name.
       lasting: Whether the memory that `read` returns is never changed.
       optional: Whether it may be missing, in a checkpoint or in the object, without an error.
       put_back: Undoes `write`, given what `read` returned before; None if changes are undone
         anyway, as those of variables are.
+      parts: The parts that the workers have of it; None if each has all of it.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +47,15 @@ class ArrayEntry:
     lasting: bool = False
     optional: bool = False
     put_back: Callable[[Any], None] | None = None
+    parts: WorkerParts | None = None
+
+    def facts(self, value: jax.Array | np.ndarray) -> ArrayFacts:
+        """Return the facts about the array, of which `read` has returned `value`."""
+        facts = ArrayFacts.of(value, self.optional)
+        if self.parts is None:
+            return facts
+        parts = self.parts if self.parts.count > 1 else None
+        return replace(facts, shape=self.shape, parts=parts)
 
 
 @final

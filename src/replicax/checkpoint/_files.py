@@ -53,43 +53,63 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest, repl
       manifest: Everything else.
       replaces: Whether to replace an existing checkpoint, which stays until this one is written.
     """
+    with workplace(path) as place:
+        publish(write_into(place, arrays, manifest), path, replaces)
+
+
+def write_into(place: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> Path:
+    """Write a checkpoint in a workplace, and return the path that it has there."""
     import orbax.checkpoint as ocp
 
     manifest = manifest.with_checksums(arrays)
     items: dict[str, Any] = {MANIFEST: ocp.args.JsonSave(manifest.to_json())}
     # Orbax refuses arrays without elements; the manifest says all there is about them.
     with_elements = {key: array for key, array in arrays.items() if array.size}
+    written = place / _WRITTEN
     # 64 bits must stay 64 bits, even where they briefly become arrays of JAX.
-    with _workplace(path) as workplace, checkpointer_here() as checkpointer, jax.enable_x64(True):
+    with checkpointer_here() as checkpointer, jax.enable_x64(True):
         if with_elements:
             items[ARRAYS] = ocp.args.PyTreeSave(writable(with_elements))
-        written = workplace / _WRITTEN
         with orbax_silent():
             checkpointer.save(written, ocp.args.Composite(**items))
-        _bring_to_disk(written)
-        if replaces and path.exists():
-            # A directory cannot be renamed over another one. A process that is killed in between
-            # leaves both where `complete_replacement` finds them.
-            path.rename(workplace / _REPLACED)
-        # This fails if something of this name exists by now.
-        written.rename(path)
-        _bring_to_disk(path.parent, deep=False)
+    return written
+
+
+def publish(written: Path, path: Path, replaces: bool) -> None:
+    """Give a checkpoint that was written in a workplace its name."""
+    _bring_to_disk(written)
+    if replaces and path.exists():
+        # A directory cannot be renamed over another one. A process that is killed in between
+        # leaves both where `complete_replacement` finds them.
+        path.rename(written.with_name(_REPLACED))
+    # This fails if something of this name exists by now.
+    written.rename(path)
+    _bring_to_disk(path.parent, deep=False)
 
 
 @contextlib.contextmanager
-def _workplace(path: Path) -> Iterator[Path]:
+def workplace(path: Path) -> Iterator[Path]:
     """Make a directory next to `path` for one save, locked against the removal of leftovers."""
     while True:
-        workplace = path.with_name(f"{path.name}{_WRITING}{secrets.token_hex(8)}")
-        workplace.mkdir()
-        with _locked(workplace) as locked:
+        place = path.with_name(f"{path.name}{_WRITING}{secrets.token_hex(8)}")
+        place.mkdir()
+        with _locked(place) as locked:
             if locked is False:  # another process took it for a leftover before it was locked
                 continue
             try:
-                yield workplace
+                yield place
             finally:
-                shutil.rmtree(workplace, ignore_errors=True)
+                shutil.rmtree(place, ignore_errors=True)
             return
+
+
+def is_being_written(path: Path) -> bool:
+    """Return whether a process is writing a checkpoint that will have this path."""
+    for place in path.parent.glob(f"{glob.escape(path.name + _WRITING)}*"):
+        with _locked(place) as locked:
+            if locked is False or (locked is None and not _is_old(place)):
+                return True
+    return False
 
 
 @contextlib.contextmanager
@@ -144,7 +164,7 @@ def read_manifest(path: Path) -> Manifest:
             )
         return Manifest.from_json(read[MANIFEST])
     except Unusable as problem:
-        raise InvalidCheckpoint(_unusable(path, str(problem))) from None
+        raise InvalidCheckpoint(unusable(path, str(problem))) from None
     except CheckpointError:
         raise
     except Exception as error:
@@ -176,7 +196,7 @@ def read_arrays(
         try:
             values[key] = each.value(read.get(key))
         except Unusable as problem:
-            raise InvalidCheckpoint(_unusable(path, f"the array {key!r} is {problem}")) from None
+            raise InvalidCheckpoint(unusable(path, f"the array {key!r} is {problem}")) from None
     return values
 
 
@@ -308,10 +328,10 @@ def _require_checkpoint(path: Path) -> None:
             "returned."
         )
     if is_reserved(path.name):
-        raise InvalidCheckpoint(_unusable(path, "writing it, or removing it, was cut off"))
+        raise InvalidCheckpoint(unusable(path, "writing it, or removing it, was cut off"))
     if not is_checkpoint(path):
         what = "it is a file" if path.is_file() else "it has no manifest"
-        raise InvalidCheckpoint(_unusable(path, f"{what}, so it is not one that replicax wrote"))
+        raise InvalidCheckpoint(unusable(path, f"{what}, so it is not one that replicax wrote"))
 
 
 def _require_plain(path: Path) -> None:
@@ -342,7 +362,7 @@ def _failure(path: Path, what: str, error: Exception) -> CheckpointError:
     damaged = (None, *_NOTHING_THERE, errno.EISDIR)
     if refused is not None and refused.errno not in damaged:
         return CheckpointError(_forbidden(path, refused))
-    return InvalidCheckpoint(_unusable(path, f"{what} cannot be read: {reason(error)}"))
+    return InvalidCheckpoint(unusable(path, f"{what} cannot be read: {reason(error)}"))
 
 
 def _forbidden(path: Path, error: OSError) -> str:
@@ -352,7 +372,8 @@ def _forbidden(path: Path, error: OSError) -> str:
     )
 
 
-def _unusable(path: Path, problem: str) -> str:
+def unusable(path: Path, problem: str) -> str:
+    """Return the message of a checkpoint that cannot be restored."""
     return (
         f"{path} cannot be restored: {problem}. Give the path of a checkpoint that `rx.Checkpoint` "
         "has saved; nothing has been changed."

@@ -27,7 +27,13 @@ from replicax.checkpoint._entries import (
 from replicax.checkpoint._manifest import ArrayFacts, dtype_name
 from replicax.errors import InvalidArgument, InvalidType
 from replicax.input import DistributedIterator
-from replicax.variables import Variable, store_whole_array
+from replicax.variables import (
+    Variable,
+    own_part,
+    store_own_part,
+    store_whole_array,
+    worker_parts,
+)
 
 if TYPE_CHECKING:
     from jax.tree_util import KeyPath
@@ -269,9 +275,15 @@ def placed(like: jax.Array, value: jax.Array | np.ndarray) -> jax.Array:
 
 def entry_of(variable: Variable) -> ArrayEntry:
     """Return a variable's entries for a checkpoint."""
+    parts = worker_parts(variable)
+
+    def read() -> Any:
+        return variable.value if parts is None else own_part(variable)
 
     def write(value: Any) -> None:
-        if variable.partition is None:
+        if parts is not None:
+            store_own_part(variable, value)
+        elif variable.partition is None:
             # It may be restored in the scope of another strategy.
             with _context.entered(_context.outside_of_scopes()):
                 variable.assign(value)
@@ -281,10 +293,11 @@ def entry_of(variable: Variable) -> ArrayEntry:
     return ArrayEntry(
         variable.shape,
         variable.dtype,
-        lambda: variable.value,
+        read,
         write,
         variable,
         lasting=True,  # programs do not reuse the memory of a state that was read
+        parts=parts,
     )
 
 

@@ -15,9 +15,9 @@ from replicax.checkpoint._checkpoint import (
     require_usable,
 )
 from replicax.checkpoint._report import RestoreReport
-from replicax.checkpoint._restoring import on_all_workers
 from replicax.checkpoint._retention import Retention
-from replicax.checkpoint._saving import Numbered, Saving, all_gather, finish_earlier
+from replicax.checkpoint._saving import Numbered, Saving, finish_earlier
+from replicax.checkpoint._workers import all_gather, on_all_workers
 from replicax.errors import InvalidArgument, InvalidCheckpoint, InvalidType
 
 

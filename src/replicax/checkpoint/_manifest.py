@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.variables import Part, WorkerParts
+
 if TYPE_CHECKING:
     from replicax._typing import Json
 
@@ -40,6 +42,7 @@ class ArrayFacts:
       checksum: The checksum of the numbers, once they are written. The format has checksums for its
         own structure only: an array in which a byte was changed is read without complaint.
       optional: Whether it may be left over, taken by no object, without an error.
+      parts: The parts that the workers have written; None if one of them has written all of it.
     """
 
     shape: tuple[int, ...]
@@ -47,11 +50,17 @@ class ArrayFacts:
     keys: str | None
     checksum: int | None = None
     optional: bool = False
+    parts: WorkerParts | None = None
 
     @classmethod
-    def of(cls, value: jax.Array | np.ndarray, optional: bool) -> ArrayFacts:
+    def of(cls, value: jax.Array | np.ndarray, optional: bool = False) -> ArrayFacts:
         keys = str(jax.random.key_impl(value)) if is_key(value) else None
         return cls(tuple(value.shape), dtype_name(value.dtype), keys, optional=optional)
+
+    def of_part(self, part: Part) -> ArrayFacts:
+        """Return the facts about one of its parts, which is an array of its own."""
+        shape = tuple(stop - start for start, stop in part.ranges(self.shape))
+        return ArrayFacts(shape, self.dtype, None)
 
     def _without_elements(self) -> np.ndarray:
         """Return an array without elements."""
@@ -116,7 +125,7 @@ class Manifest:
             key: replace(self.arrays[key], checksum=checksum_of(numbers))
             for key, numbers in arrays.items()
         }
-        return replace(self, arrays=facts)
+        return replace(self, arrays={**self.arrays, **facts})
 
     def narrowed_to(self, keys: Collection[str]) -> Manifest:
         """Return the manifest as if nothing but these keys had been saved."""
@@ -179,7 +188,7 @@ class Manifest:
         return cls(
             saves,
             workers,
-            {key: _checked_facts(key, **facts) for key, facts in arrays.items()},
+            {key: _checked_facts(key, workers, **facts) for key, facts in arrays.items()},
             dict(values),
             {key: _checked_position(key, workers, **each) for key, each in positions.items()},
             run_calls,
@@ -191,7 +200,14 @@ class Manifest:
 
 
 def _checked_facts(
-    key: str, shape: Json, dtype: Json, keys: Json, checksum: Json = None, optional: Json = False
+    key: str,
+    workers: int,
+    shape: Json,
+    dtype: Json,
+    keys: Json,
+    checksum: Json = None,
+    optional: Json = False,
+    parts: Json = None,
 ) -> ArrayFacts:
     right = (
         isinstance(shape, list)
@@ -202,7 +218,24 @@ def _checked_facts(
         and isinstance(optional, bool)
     )
     _require(right, f"the array {key!r} is not described as one")
-    return ArrayFacts(tuple(shape), dtype, keys, checksum, optional)
+    divided = None if parts is None else _checked_parts(key, workers, shape, **parts)
+    return ArrayFacts(tuple(shape), dtype, keys, checksum, optional, divided)
+
+
+def _checked_parts(
+    key: str, workers: int, shape: list[int], axis: Json, bounds: Json
+) -> WorkerParts:
+    right = (
+        _is_count(axis)
+        and axis < len(shape)
+        and isinstance(bounds, list)
+        and len(bounds) == workers + 1
+        and all(_is_count(bound) for bound in bounds)
+        and bounds == sorted(bounds)
+        and bounds[:1] + bounds[-1:] == [0, shape[axis]]
+    )
+    _require(right, f"the parts of the array {key!r} are not all of it")
+    return WorkerParts(axis, tuple(bounds))
 
 
 def _checked_position(key: str, workers: int, shared: Json, states: Json) -> Position:

@@ -19,7 +19,7 @@ def checkpointer_here() -> Any:
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
     types = ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, ocp.type_handlers.NumpyHandler()),
+        (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
         (
             jax.Array,
             ocp.type_handlers.ArrayHandler(

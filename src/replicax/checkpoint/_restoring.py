@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from replicax import _context
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._entries import described
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._manifest import Manifest
+from replicax.checkpoint._parts import read_arrays
 from replicax.checkpoint._report import RestoreReport
-from replicax.checkpoint._saving import (
+from replicax.checkpoint._saving import finish_earlier
+from replicax.checkpoint._workers import (
     all_gather,
-    finish_earlier,
+    on_all_workers,
     this_worker,
     worker_count,
     worker_name,
 )
-from replicax.errors import CheckpointError, CheckpointMismatch
-from replicax.variables import all_or_nothing
+from replicax.errors import CheckpointMismatch
+from replicax.variables import Part, all_or_nothing
 
 if TYPE_CHECKING:
     from replicax.checkpoint._entries import Deferred
@@ -71,29 +73,6 @@ def any_has_one(path: Path | None) -> bool:
             "the same path, in a directory that all see."
         )
     return not any(without)
-
-
-def on_all_workers(what: str, action: Callable[[], Result]) -> Result:
-    """Return the result of `action`; if it fails on one worker, all raise."""
-    result, failure = None, None
-    try:
-        result = action()
-    except Exception as error:
-        failure = error
-    outcomes = all_gather(
-        "restoring a checkpoint", failure and f"{type(failure).__name__}: {failure}"
-    )
-    if failure is not None:
-        raise failure
-    for worker, text in enumerate(outcomes):
-        if text is not None:
-            error = CheckpointError(
-                f"{worker_name(worker)} could not {what}, so that no worker has: "
-                f"{text.removesuffix('.')}. All workers must see the same directory."
-            )
-            error.follows_another = True
-            raise error
-    return cast(Result, result)
 
 
 @final
@@ -170,7 +149,13 @@ class _Match:
             key: self._position(key) for key in self._restored if key in manifest.positions
         }
         keys = [key for key in self._restored if key in manifest.arrays]
-        self._arrays = files.read_arrays(path, manifest, [*keys, *self._later])
+        here = {key: self._own_part(key) for key in keys} | dict.fromkeys(self._later)
+        self._arrays = read_arrays(path, manifest, here)
+
+    def _own_part(self, key: str) -> Part | None:
+        """Return the part of an array that this worker has; None if it has all of it."""
+        parts = self.inventory.arrays[key].parts
+        return None if parts is None else parts.of(this_worker() if parts.count > 1 else 0)
 
     def carry_out(self) -> RestoreReport:
         inventory, manifest = self.inventory, self.manifest

@@ -7,7 +7,8 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -17,8 +18,11 @@ from jax.experimental import multihost_utils
 
 from replicax import cluster
 from replicax.checkpoint import _files as files
+from replicax.checkpoint._entries import ArrayEntry
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._manifest import ArrayFacts, Manifest, Position, is_key
+from replicax.checkpoint._parts import SharedWorkplace
+from replicax.checkpoint._workers import all_gather, this_worker, worker_count, worker_name
 from replicax.checkpoint._writer import BUSY, DONE, Writer, under_way
 from replicax.errors import (
     CheckpointError,
@@ -34,27 +38,6 @@ if TYPE_CHECKING:
 # Workers exchange the states of their iterators over the control connection.
 _LONGEST_STATES = 8_000_000  # characters of JSON, for all workers together
 _LONGEST_SILENCE = 60.0  # seconds between two meetings of a worker that writes
-
-
-def all_gather(label: str, value: object = None) -> list[Json]:
-    """Return the values of all workers; in a single process, only its own."""
-    session = cluster.session()
-    return [value] if session is None else session.all_gather(label, value)
-
-
-def this_worker() -> int:
-    session = cluster.session()
-    return 0 if session is None else session.members.index
-
-
-def worker_count() -> int:
-    session = cluster.session()
-    return 1 if session is None else session.members.count
-
-
-def worker_name(worker: int) -> str:
-    session = cluster.session()
-    return "this process" if session is None else session.members.names[worker]
 
 
 @final
@@ -219,13 +202,20 @@ def begin(
         for key, value in values.items()
     }
     facts = {
-        key: ArrayFacts.of(value, key in entries and entries[key].optional)
+        key: entries[key].facts(value) if key in entries else ArrayFacts.of(value)
         for key, value in values.items()
     }
     plain = {key: entry.read() for key, entry in inventory.values.items()}
     everyones = _agree(inventory, target, saves, facts)
     number = max(each["number"] for each in everyones)
     places = [each["place"] for each in everyones]
+    divided = [key for key, each in facts.items() if each.parts is not None]
+    if any(place != places[0] for place in places):
+        # No worker can read what another one has written: each writes all of it.
+        for key in divided:
+            arrays[key] = _on_host(_whole_of(entries[key]), lasting=False)
+            facts[key] = replace(facts[key], parts=None)
+        divided = []
     manifest = Manifest(
         max(each["saves"] for each in everyones),
         len(everyones),
@@ -238,15 +228,35 @@ def begin(
         run_calls,
     )
     path, own = target.path(number), this_worker()
+    is_first = places.index(places[own]) == own
 
-    def write() -> None:
+    def prepare() -> None:
         target.directory.mkdir(parents=True, exist_ok=True)
         target.remove_leftovers()
+
+    if divided:
+        parts = {key: arrays.pop(key) for key in divided}
+        workplace = SharedWorkplace(path, prepare)
+
+        def write_together() -> None:
+            with closing(workplace):
+                workplace.write(parts, arrays, manifest, target.replaces)
+            if is_first:
+                afterwards()
+
+        return Saving(path, Writer(path, write_together))
+
+    def write() -> None:
+        prepare()
         files.write(path, arrays, manifest, target.replaces)
         afterwards()
 
-    writes = places.index(places[own]) == own
-    return Saving(path, Writer(path, write) if writes else None)
+    return Saving(path, Writer(path, write) if is_first else None)
+
+
+def _whole_of(entry: ArrayEntry) -> jax.Array:
+    assert entry.variable is not None  # only variables are divided
+    return entry.variable.value
 
 
 def _count(entry: Any) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,16 @@ from replicax.values import Mirrored, PerReplica
 _PACK_BYTES = 2**25
 
 
-def first_workers(arrays: Sequence[jax.Array], topology: Topology) -> list[Mirrored]:
-    """Return the arrays of the first worker. All workers have arrays of the same shapes."""
-    found: dict[int, Mirrored] = {}
+def first_workers(
+    arrays: Sequence[jax.Array], topology: Topology
+) -> Iterator[tuple[int, Mirrored]]:
+    """Yield the index of each array, and the first worker's, one pack after the other.
+
+    All workers have arrays of the same shapes.
+    """
     for pack in _packs(arrays):
         if len(pack) == 1:
-            found[pack[0]] = _from_first_worker(arrays[pack[0]], topology)
+            yield pack[0], _from_first_worker(arrays[pack[0]], topology)
             continue
         hosted = [np.asarray(arrays[index]) for index in pack]
         # They travel as bytes, so that one exchange does for all dtypes.
@@ -30,8 +34,7 @@ def first_workers(arrays: Sequence[jax.Array], topology: Topology) -> list[Mirro
         ends = np.cumsum([array.nbytes for array in hosted])
         for index, array, part in zip(pack, hosted, np.split(theirs, ends[:-1]), strict=True):
             value = part.view(array.dtype).reshape(array.shape)
-            found[index] = Mirrored.from_array(topology.replicate(value), topology)
-    return [found[index] for index in range(len(arrays))]
+            yield index, Mirrored.from_array(topology.replicate(value), topology)
 
 
 def _packs(arrays: Sequence[jax.Array]) -> list[list[int]]:

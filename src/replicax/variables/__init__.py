@@ -57,6 +57,14 @@ from replicax.variables._variable import (
     stored_value,
     whole_array,
 )
+from replicax.variables._worker_parts import (
+    Part,
+    Ranges,
+    WorkerParts,
+    own_part,
+    store_own_part,
+    worker_parts,
+)
 from replicax.variables._write import Write
 
 __all__ = [
@@ -71,7 +79,9 @@ __all__ = [
     "OneDevicePlacement",
     "Overlay",
     "ParameterDevicePlacement",
+    "Part",
     "PlainVariable",
+    "Ranges",
     "ShardedPlacement",
     "StateLayout",
     "Storage",
@@ -83,6 +93,7 @@ __all__ = [
     "VariablePartitioner",
     "VariablePlacement",
     "VariableRequest",
+    "WorkerParts",
     "Write",
     "adopt",
     "agree_on_beginnings",
@@ -98,6 +109,7 @@ __all__ = [
     "layout_of",
     "make_variables",
     "original_of",
+    "own_part",
     "read",
     "replicax_gather",
     "replicax_own_part",
@@ -107,6 +119,7 @@ __all__ = [
     "set_state",
     "state_of",
     "storage_of",
+    "store_own_part",
     "store_whole_array",
     "stored_value",
     "takes_own_part",
@@ -114,5 +127,6 @@ __all__ = [
     "variables",
     "whole_array",
     "without_settings",
+    "worker_parts",
     "write",
 ]

@@ -62,7 +62,7 @@ class Divided(Storage):
 
     @property
     def is_here(self) -> bool:
-        return not self._topology.spans_processes
+        return not self.topology.spans_processes
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Divided(Storage):
         super().__init__(name, shape, None)
         self.division = division
         self._gather = replicax_gather if regather else replicax_gather_once
-        self._topology = strategy.topology
+        self.topology = strategy.topology
         self._copies = Replicated(name, shape, None, strategy)  # the rules for whole copies
         self._padded = (*shape[: division.axis], division.chunk * division.parts)
         self._padded += shape[division.axis + 1 :]
@@ -93,46 +93,46 @@ class Divided(Storage):
     # In programs.
 
     def spec(self, topology: Topology) -> PartitionSpec:
-        return self.division.spec if topology == self._topology else PartitionSpec()
+        return self.division.spec if topology == self.topology else PartitionSpec()
 
     def sharding(self, topology: Topology) -> NamedSharding:
         return NamedSharding(topology.mesh, self.spec(topology))
 
     def array_shape(self, inside: bool, topology: Topology | None) -> tuple[int, ...]:
-        foreign = topology is not None and topology != self._topology
+        foreign = topology is not None and topology != self.topology
         return self.shape if inside or foreign else self._padded
 
     def own_of(self, block: jax.Array, topology: Topology) -> jax.Array:
-        own = topology == self._topology
+        own = topology == self.topology
         return self._gather(block, self.division) if own else block
 
     def block_of(self, own: jax.Array, topology: Topology) -> jax.Array:
-        return replicax_own_part(own, self.division) if topology == self._topology else own
+        return replicax_own_part(own, self.division) if topology == self.topology else own
 
     def wrap(self, array: jax.Array, topology: Topology | None, inside: bool) -> DividedState:
-        if inside or (topology is not None and topology != self._topology):
+        if inside or (topology is not None and topology != self.topology):
             return DividedState(copies=self._copies.wrap(array, topology, inside))
         return DividedState(parts=array)
 
     def unwrap(self, state: DividedState, topology: Topology | None) -> jax.Array:
-        if topology is not None and topology != self._topology:
+        if topology is not None and topology != self.topology:
             return self._copies.unwrap(self._whole(state), topology)
         if state.copies is None:
             assert state.parts is not None
             return state.parts
-        array, program = state.copies.array(self._topology), _context.current().program
+        array, program = state.copies.array(self.topology), _context.current().program
         return array if program is not None and program.inside else self.division.padded(array)
 
     def rewrap(self, array: jax.Array, topology: Topology | None) -> DividedState:
-        if topology is None or topology == self._topology:
+        if topology is None or topology == self.topology:
             return DividedState(parts=array)
-        return self._in_parts(self._topology.replicate(array.addressable_data(0)))
+        return self._in_parts(self.topology.replicate(array.addressable_data(0)))
 
     def lift(self, topology: Topology | None) -> jax.Array:
         copies = self.stored.copies
         if copies is not None:  # `update` has written them one by one
             self._require_equal(copies)
-            super().store(self._in_parts(copies.array(self._topology)))
+            super().store(self._in_parts(copies.array(self.topology)))
         return super().lift(topology)
 
     # Copies.
@@ -157,8 +157,8 @@ class Divided(Storage):
         if state.parts is None or _context.current().program is not None:
             return DividedState(copies=self._copies.written(self._whole(state), write, value))
         if isinstance(value, Mirrored):
-            own = value.topology == self._topology
-            value = value.array(self._topology) if own else value.primary
+            own = value.topology == self.topology
+            value = value.array(self.topology) if own else value.primary
         # Nothing is gathered: every replica writes its part.
         return DividedState(parts=write.applied(state.parts, self._in_parts(value).parts))
 
@@ -168,7 +168,7 @@ class Divided(Storage):
     def whole(self, state: DividedState) -> jax.Array:
         if state.parts is not None and not self.division.padding:
             return state.parts
-        return self._whole(state).array(self._topology)
+        return self._whole(state).array(self.topology)
 
     def of_whole(self, array: jax.Array) -> DividedState:
         if _context.current().program is not None:
@@ -182,7 +182,7 @@ class Divided(Storage):
         if state.copies is not None:
             return state.copies
         assert state.parts is not None
-        topology = self._topology
+        topology = self.topology
         if isinstance(state.parts, Tracer):
             return Mirrored.from_array(self.division.unpadded(state.parts), topology)
         transaction = _context.current().transaction
@@ -192,16 +192,16 @@ class Divided(Storage):
         return transaction.shared(self, state, self._gathered)
 
     def _gathered(self, state: DividedState) -> Mirrored:
-        gather = functools.partial(_whole_of_parts, self.division, self._topology)
+        gather = functools.partial(_whole_of_parts, self.division, self.topology)
         with jax.ensure_compile_time_eval():
-            array = dispatch(self._topology, f"reading variable {self.name!r}", gather, state.parts)
-        return Mirrored.from_array(array, self._topology)
+            array = dispatch(self.topology, f"reading variable {self.name!r}", gather, state.parts)
+        return Mirrored.from_array(array, self.topology)
 
     def _in_parts(self, array: jax.Array) -> DividedState:
         """Return the state in which every replica has its part of an array."""
         with jax.ensure_compile_time_eval():
             padded = self.division.padded(array)
-            return DividedState(parts=self._topology.lay_out(padded, self.division.spec))
+            return DividedState(parts=self.topology.lay_out(padded, self.division.spec))
 
     def _require_equal(self, copies: Mirrored) -> None:
         first, *others = (np.asarray(copy) for copy in copies.values)

@@ -24,14 +24,17 @@ from replicax.variables._variable import Variable
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
+# What variables begin with is kept whole until the workers have agreed.
+MOST_WAITING_BYTES = 32 * 2**20
+
 
 def begin_alike(
     storage: Storage, topology: Topology, array: jax.Array, state_of: Callable[[Mirrored], object]
 ) -> None:
     """Initialize a storage with the first worker's value; the others' arrays are ignored.
 
-    Workers agree on all variables of a scope, or of a step, at once: when the first of them is
-    used, the scope is left, or the workers wait for each other in any other way.
+    Workers agree on many variables at once: when the first of them is used, the scope is left, the
+    workers wait for each other in any other way, or the values take much memory meanwhile.
     """
     if not topology.spans_processes:
         storage.begin(state_of(Mirrored.from_array(topology.replicate(array), topology)))
@@ -67,6 +70,8 @@ class _Beginnings:
     def add(self, beginning: _Beginning) -> None:
         self._waiting.append(beginning)
         beginning.storage.await_agreement(cluster.current().catch_up)
+        if sum(each.array.nbytes for each in self._waiting) > MOST_WAITING_BYTES:
+            cluster.current().catch_up()
 
     def agree(self) -> None:
         """Agree on all of them, and have their storages begin."""
@@ -81,9 +86,9 @@ class _Beginnings:
             with _context.entered(outside), jax.ensure_compile_time_eval():
                 for topology in dict.fromkeys(each.topology for each in agreed):
                     here = [each for each in agreed if each.topology == topology]
-                    values = first_workers([each.array for each in here], topology)
-                    for each, value in zip(here, values, strict=True):
-                        each.storage.begin(each.state_of(value))
+                    # One after the other: together, the values may be too large for a device.
+                    for index, value in first_workers([each.array for each in here], topology):
+                        here[index].storage.begin(here[index].state_of(value))
             del self._waiting[:count]  # not before: after a failure they still have no value
 
     def _give_up(self, error: ReplicaxError) -> None:
@@ -143,7 +148,7 @@ def in_parts(strategy: StrategyLike, request: VariableRequest) -> tuple[jax.Arra
         _, spec = layout_of(request, topology, array.shape)
         if topology.spans_processes:
             _compare([_key(request.name, array)])
-            (value,) = first_workers([array], topology)
+            ((_, value),) = first_workers([array], topology)
             array = value.array(topology)
         return topology.lay_out(array, spec), spec
     _, spec = layout_of(request, topology, like.shape)

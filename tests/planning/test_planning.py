@@ -274,8 +274,51 @@ def test_on_cpus():
     assert rx.planning.plan(mlp, "cpu:8", computation_shape=(2,)).replicas == 4
 
 
-def test_it_is_the_program_that_trains():
-    strategy = rx.MirroredStrategy([f"CPU:{index}" for index in range(4)])
+def divided_by_hand(parts):
+    """Return the bytes per device of the matrices, and of what is too small to be divided."""
+    pairs = list(itertools.pairwise(SIZES))
+    matrices = [4 * a * b for a, b in pairs]
+    divided = [size for size in matrices if size >= 64 * 1024]
+    whole = sum(matrices) - sum(divided) + sum(4 * b for _, b in pairs)
+    return divided, 2 * (sum(divided) // parts + whole) + 4
+
+
+def test_state_that_is_divided_over_the_replicas():
+    plan = rx.planning.plan(mlp, "cpu:4", placement=rx.parts.ShardedPlacement())
+    divided, by_hand = divided_by_hand(4)
+    assert plan.memory.variables == by_hand == sum(each.bytes for each in plan.variables)
+    assert {each.name for each in plan.variables if not each.whole} == {
+        "weight_784_512", "weight_512_512",
+        "Optimizer/weight_784_512[0].trace", "Optimizer/weight_512_512[0].trace",
+    }  # fmt: skip
+    moved = {}
+    for each in plan.collectives:
+        moved.setdefault(each.kind, []).append(each.bytes)
+    assert sorted(moved["all-gather"]) == sorted(divided)
+    assert sorted(moved["reduce-scatter"]) == sorted(divided)
+    assert sum(moved["all-reduce"]) == GRADIENT_BYTES - sum(divided) + LOSS_BYTES
+
+
+@needs_libtpu
+def test_divided_state_falls_with_the_number_of_chips():
+    topologies = ["v5e:2x2", "v5e:4x4", "v5e:8x8"]
+    scaling = rx.planning.scaling(mlp, topologies, placement=rx.parts.ShardedPlacement())
+    for plan in scaling.plans:
+        _, by_hand = divided_by_hand(plan.chips)
+        assert sum(each.bytes for each in plan.variables) == by_hand
+        assert by_hand <= plan.memory.variables <= by_hand + 64 * 1024  # laid out in tiles
+        assert {each.kind for each in plan.collectives} >= {"all-gather", "reduce-scatter"}
+
+
+def test_a_placement_that_is_none():
+    with pytest.raises(rx.errors.InvalidType, match=r"must be an `rx\.parts\.ShardedPlacement`"):
+        rx.planning.plan(mlp, "cpu:4", placement=rx.FullyShardedStrategy)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_it_is_the_program_that_trains(sharded):
+    devices = [f"CPU:{index}" for index in range(4)]
+    strategy = (rx.FullyShardedStrategy if sharded else rx.MirroredStrategy)(devices)
     step, args = mlp(strategy)
     arrays = [np.zeros(arg.shape, arg.dtype) for arg in args]
     batch = next(iter(strategy.experimental_distribute_dataset([tuple(arrays)])))
@@ -288,7 +331,7 @@ def test_it_is_the_program_that_trains():
             "compile",
             lambda self, *args: planned.append(self.as_text()) or compile_(self, *args),
         )
-        rx.planning.plan(mlp, "cpu:4")
+        rx.planning.plan(mlp, "cpu:4", placement=rx.parts.ShardedPlacement() if sharded else None)
     assert planned == [trained]
 
 

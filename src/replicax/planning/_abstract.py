@@ -13,6 +13,7 @@ from replicax import _nest
 from replicax._context import Frame
 from replicax._enums import VariableSynchronization
 from replicax._typing import Leaf, Nest
+from replicax.collectives import CommunicationOptions
 from replicax.errors import ContextError, InvalidArgument
 from replicax.execution import Executor
 from replicax.strategies import Strategy, StrategyExtended
@@ -20,6 +21,7 @@ from replicax.topology import Topology
 from replicax.values import PerReplica
 from replicax.variables import (
     MirroredVariable,
+    ShardedPlacement,
     SyncOnReadVariable,
     Variable,
     VariablePlacement,
@@ -37,12 +39,18 @@ class PlannedStrategy(Strategy):
 
     Args:
       topology: The devices.
+      placement: Divides variables over the replicas; None leaves them whole.
     """
 
-    def __init__(self, topology: Topology) -> None:
-        self._made = AbstractPlacement()
+    def __init__(self, topology: Topology, placement: ShardedPlacement | None = None) -> None:
+        self._made = AbstractPlacement(placement)
+        bytes_per_pack = 0 if placement is None else placement.bytes_per_pack
         extended = StrategyExtended(
-            self, topology=topology, placement=self._made, executor=_NothingRuns()
+            self,
+            topology=topology,
+            placement=self._made,
+            executor=_NothingRuns(),
+            communication_options=CommunicationOptions(bytes_per_pack=bytes_per_pack),
         )
         super().__init__(extended)
 
@@ -54,18 +62,49 @@ class PlannedStrategy(Strategy):
 
 @final
 class AbstractPlacement(VariablePlacement):
-    """A placement that makes variables with a `jax.ShapeDtypeStruct` instead of an array."""
+    """A placement that makes variables with a `jax.ShapeDtypeStruct` instead of an array.
 
-    def __init__(self) -> None:
+    Args:
+      sharded: Divides variables over the replicas; None leaves them whole.
+    """
+
+    def __init__(self, sharded: ShardedPlacement | None = None) -> None:
         self.variables: list[Variable] = []
+        self._sharded = sharded
 
     def create(
         self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
     ) -> Variable:
-        made = _on_read if request.synchronization is _ON_READ else _mirrored
-        variable = made(request, strategy, _begin(request), colocate_with)
+        like = _begin(request)
+        if request.synchronization is VariableSynchronization.ON_READ:
+            variable = _on_read(request, strategy, like)
+        else:
+            variable = self._divided(request, strategy, like, colocate_with)
+            if variable is None:
+                variable = _mirrored(request, strategy, like, colocate_with)
         self.variables.append(variable)
         return variable
+
+    def _divided(
+        self,
+        request: VariableRequest,
+        strategy: StrategyLike,
+        like: jax.ShapeDtypeStruct,
+        colocate_with: object,
+    ) -> MirroredVariable | None:
+        """Return a variable that is divided over the replicas; None if it stays whole."""
+        placement, topology = self._sharded, strategy.topology
+        if placement is None:
+            return None
+        division = placement.division(like, topology, colocate_with)
+        if division is None:
+            return None
+        shape = list(like.shape)
+        shape[division.axis] = division.chunk * division.parts
+        parts = _described(shape, like.dtype, NamedSharding(topology.mesh, division.spec))
+        return MirroredVariable.of_parts(
+            request, strategy, like.shape, parts, division, placement.regather
+        )
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices
@@ -93,9 +132,6 @@ class _NothingRuns(Executor):
         )
 
 
-_ON_READ = VariableSynchronization.ON_READ
-
-
 def _begin(request: VariableRequest) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of the initial value, of which no number is computed."""
     value = request.initial_value
@@ -117,10 +153,7 @@ def _mirrored(
 
 
 def _on_read(
-    request: VariableRequest,
-    strategy: StrategyLike,
-    like: jax.ShapeDtypeStruct,
-    colocate_with: object,
+    request: VariableRequest, strategy: StrategyLike, like: jax.ShapeDtypeStruct
 ) -> SyncOnReadVariable:
     topology = strategy.topology
     rows = like.shape[0] if like.shape else 1

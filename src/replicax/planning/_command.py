@@ -30,6 +30,11 @@ _PLATFORMS = "jax_platforms"  # by name, for JAX's stubs do not know it
     help="The block of chips that forms a replica.  [default: one chip]",
 )
 @click.option(
+    "--fully-sharded",
+    is_flag=True,
+    help="Divide the state over the replicas, as rx.FullyShardedStrategy does.",
+)
+@click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write the plan as a page, there.",
@@ -41,6 +46,7 @@ def plan_command(
     topologies: tuple[str, ...],
     batch: int | None,
     computation_shape: str | None,
+    fully_sharded: bool,
     html: Path | None,
 ) -> None:
     """Tell what a training step needs on TPUs that you need not have: memory, communication, time.
@@ -57,14 +63,16 @@ def plan_command(
     from replicax.planning._planner import plan
     from replicax.planning._table import scaling_curve
     from replicax.planning._topologies import prepare
+    from replicax.variables import ShardedPlacement
 
     _stay_on_host()
     console, plans = Console(), []
     try:
         prepare(topologies)
         function, block = _load(program), _sides(computation_shape)
+        placement = ShardedPlacement() if fully_sharded else None
         for topology in topologies:
-            plans.append(plan(function, topology, block, batch))
+            plans.append(plan(function, topology, block, batch, placement))
             console.print(plans[-1], "", sep="\n")
     except ReplicaxError as error:
         raise click.UsageError(str(error), context) from error

@@ -28,7 +28,7 @@ from replicax.planning._topologies import Target, prepare, target_of
 from replicax.strategies import Strategy
 from replicax.topology import Topology
 from replicax.values import PerReplica
-from replicax.variables import Variable, storage_of
+from replicax.variables import ShardedPlacement, Variable, storage_of
 
 Program = Callable[[Strategy], tuple[Callable[..., Any], Sequence[Nest]]]
 
@@ -44,6 +44,7 @@ def plan(
     topology: str = "v5e:16x16",
     computation_shape: Sequence[int] | None = None,
     batch: int | None = None,
+    placement: ShardedPlacement | None = None,
 ) -> Plan:
     """Plan a training step: find its needs on devices that need not exist; nothing is run.
 
@@ -57,6 +58,8 @@ def plan(
         "cpu:8".
       computation_shape: The sides of the block of chips that forms a replica; one chip by default.
       batch: The number of rows of global batches, instead of those that the arguments have.
+      placement: `rx.parts.ShardedPlacement()` for the state of `rx.FullyShardedStrategy`. By
+        default all chips have all of the state, as under `rx.MirroredStrategy`.
 
     >>> import jax, jax.numpy as jnp, replicax as rx
     >>> def program(strategy):
@@ -77,7 +80,12 @@ def plan(
         raise InvalidArgument(f"`batch` must be a positive number of rows; got {described(batch)}.")
     target = target_of(topology)
     devices = target.topology(computation_shape)
-    return _Step.build(program, target, devices, batch).plan()
+    if placement is not None and not isinstance(placement, ShardedPlacement):
+        raise InvalidType(
+            "`placement` must be an `rx.parts.ShardedPlacement`, or None for mirrored state; got "
+            f"{described(placement)}."
+        )
+    return _Step.build(program, target, devices, batch, placement).plan()
 
 
 def scaling(
@@ -85,6 +93,7 @@ def scaling(
     topologies: Sequence[str],
     computation_shape: Sequence[int] | None = None,
     batch: int | None = None,
+    placement: ShardedPlacement | None = None,
 ) -> Scaling:
     """Plan a step for several topologies, to be compared.
 
@@ -93,6 +102,7 @@ def scaling(
       topologies: Their names.
       computation_shape: As for `plan`.
       batch: As for `plan`.
+      placement: As for `plan`.
     """
     if not isinstance(topologies, (list, tuple)) or not topologies:
         raise InvalidType(
@@ -100,7 +110,8 @@ def scaling(
             f"{described(topologies)}."
         )
     prepare(topologies)
-    return Scaling(tuple(plan(program, name, computation_shape, batch) for name in topologies))
+    plans = [plan(program, name, computation_shape, batch, placement) for name in topologies]
+    return Scaling(tuple(plans))
 
 
 @final
@@ -118,9 +129,14 @@ class _Step:
 
     @classmethod
     def build(
-        cls, program: Program, target: Target, topology: Topology, batch: int | None
+        cls,
+        program: Program,
+        target: Target,
+        topology: Topology,
+        batch: int | None,
+        placement: ShardedPlacement | None,
     ) -> _Step:
-        strategy = PlannedStrategy(topology)
+        strategy = PlannedStrategy(topology, placement)
         begin = time.perf_counter()
         step, args = _checked(program(strategy))
         arguments = abstract_arguments(args, topology, batch)

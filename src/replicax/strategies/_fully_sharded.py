@@ -15,9 +15,6 @@ from replicax.strategies._strategy import Strategy
 from replicax.topology import Topology, best_devices
 from replicax.variables import ShardedPlacement, VariablePartitioner
 
-# Gradients of divided variables travel by themselves, so that each replica gets its part only.
-_BYTES_PER_PACK = 64 * 1024 - 1
-
 
 @final
 class FullyShardedStrategy(Strategy):
@@ -54,7 +51,9 @@ class FullyShardedStrategy(Strategy):
                 self,
                 topology=Topology.of(best_devices() if devices is None else devices),
                 placement=ShardedPlacement(variable_partitioner, regather=regather),
-                communication_options=CommunicationOptions(bytes_per_pack=_BYTES_PER_PACK),
+                communication_options=CommunicationOptions(
+                    bytes_per_pack=ShardedPlacement.bytes_per_pack
+                ),
             )
         )
 
@@ -89,6 +88,6 @@ class MultiWorkerFullyShardedStrategy(Strategy):
     ) -> None:
         options = communication_options or CommunicationOptions()
         if isinstance(options, CommunicationOptions) and not options.bytes_per_pack:
-            options = replace(options, bytes_per_pack=_BYTES_PER_PACK)
+            options = replace(options, bytes_per_pack=ShardedPlacement.bytes_per_pack)
         placement = ShardedPlacement(variable_partitioner, regather=regather)
         super().__init__(multi_worker(self, cluster_resolver, options, placement=placement))

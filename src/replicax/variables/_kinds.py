@@ -91,6 +91,21 @@ class MirroredVariable(Variable):
         return cls._made(request, strategy, storage, ON_WRITE, array.dtype)
 
     @classmethod
+    def of_parts(
+        cls,
+        request: VariableRequest,
+        strategy: StrategyLike,
+        shape: tuple[int, ...],
+        parts: jax.Array,
+        division: Division,
+        regather: bool,
+    ) -> MirroredVariable:
+        """Create one that is divided, from the array of all parts."""
+        storage = Divided(request.name, shape, strategy, division, regather)
+        storage.begin(DividedState(parts=parts))
+        return cls._made(request, strategy, storage, ON_WRITE, parts.dtype)
+
+    @classmethod
     def of_array(
         cls, request: VariableRequest, strategy: StrategyLike, array: jax.Array
     ) -> MirroredVariable:

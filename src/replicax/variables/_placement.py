@@ -80,11 +80,13 @@ class ShardedPlacement(VariablePlacement):
     """
 
     divides = True
+    # Gradients of divided variables travel by themselves, so that each replica gets its part only.
+    bytes_per_pack = 64 * 1024 - 1
 
     def __init__(
         self, partitioner: VariablePartitioner | None = None, *, regather: bool = True
     ) -> None:
-        self._partitioner, self._regather = partitioner, regather
+        self._partitioner, self.regather = partitioner, regather
 
     def create(
         self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
@@ -94,16 +96,16 @@ class ShardedPlacement(VariablePlacement):
             return SyncOnReadVariable.create(request, strategy)
         array = request.initial_array()
         request = replace(request, initial_value=array)
-        division = self._division(array, strategy.topology, colocate_with)
+        division = self.division(array, strategy.topology, colocate_with)
         if division is None:
             return MirroredVariable.create(request, strategy, colocate_with)
-        return MirroredVariable.create_divided(request, strategy, array, division, self._regather)
+        return MirroredVariable.create_divided(request, strategy, array, division, self.regather)
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices
 
-    def _division(
-        self, array: jax.Array, topology: Topology, colocate_with: object
+    def division(
+        self, array: jax.Array | jax.ShapeDtypeStruct, topology: Topology, colocate_with: object
     ) -> Division | None:
         """Return how a variable is divided: a slot like its variable, whatever its dtype."""
         if isinstance(colocate_with, Variable) and colocate_with.shape == array.shape:

@@ -20,8 +20,8 @@ Locks are taken in the order of `LOCKS`: a thread that holds one takes only thos
 from __future__ import annotations
 
 LOCKS = {
-    "checkpoint._writer._writers.one_at_a_time": "Orbax writes one checkpoint at a time; held by "
-    "the thread that writes, which runs no program",
+    "checkpoint._writer_thread._writers.one_at_a_time": "Orbax writes one checkpoint at a time; "
+    "held by the thread that writes, which runs no program",
     "execution._compiled_program._lock": "a compiled step takes and leaves the states of variables "
     "as a whole",
     "variables._state.reusing_states": "memory that a program reuses is not read meanwhile; taken "
@@ -40,7 +40,7 @@ STATE = {
     "_once._said": "what the user has been told once",
     "_settings.settings": "what `rx.config` sets",
     "checkpoint._entries._handlers": "handlers of types, which bridges have registered",
-    "checkpoint._writer._writers": "checkpoints that are being written, awaited at exit",
+    "checkpoint._writer_thread._writers": "checkpoints that are being written, awaited at exit",
     "cluster._forking._connections": "sockets that a forked child must close",
     "cluster._session._current": "the place of this process in a cluster, which it joins once",
     "collectives._dispatch._guard": "the program that must end before the next one on CPUs",
@@ -72,7 +72,7 @@ CACHES = {
 }
 
 MADE_ONCE = {
-    "checkpoint._writer._wait_at_exit",
+    "checkpoint._writer_thread._wait_at_exit",
     "compat.v1._current._default_strategy",
     "integrations.keras._scope.ownership",
     "preemption._handler",

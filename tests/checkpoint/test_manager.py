@@ -20,7 +20,7 @@ from support import equal
 import replicax as rx
 from replicax import cluster
 from replicax.checkpoint import _files as files
-from replicax.checkpoint import _writer as writing
+from replicax.checkpoint import _writer_thread as writing
 
 
 def names(manager: rx.CheckpointManager) -> list[str]:

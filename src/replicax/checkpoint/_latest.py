@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from replicax._seconds import require_seconds
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._checkpoint import PathLike, local_path
-from replicax.checkpoint._writer import under_way
+from replicax.checkpoint._writer_thread import under_way
 from replicax.errors import InvalidType
 
 _LOOK_SECONDS = 0.5  # between two looks at a directory

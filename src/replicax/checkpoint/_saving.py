@@ -23,7 +23,7 @@ from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._manifest import ArrayFacts, Manifest, Position, is_key
 from replicax.checkpoint._parts import SharedWorkplace
 from replicax.checkpoint._workers import all_gather, this_worker, worker_count, worker_name
-from replicax.checkpoint._writer import BUSY, DONE, Writer, under_way
+from replicax.checkpoint._writer_thread import BUSY, DONE, Writer, under_way
 from replicax.errors import (
     CheckpointError,
     CollectiveMismatch,

@@ -10,8 +10,8 @@ from replicax.cluster import _starting as starting
 from replicax.cluster._members import Members
 from replicax.cluster._messages import Unreached
 from replicax.cluster._ports import PORTS_VARIABLE, PortRange, ReservedPort
-from replicax.cluster._quiet import without_lines
 from replicax.cluster._reach import Reach
+from replicax.cluster._stdout_filter import without_lines
 from replicax.errors import StartFailed
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import jax
 
 from replicax import _jax_compat
 from replicax.cluster import _starting as starting
+from replicax.cluster._abandonable_thread import Result, Runner
 from replicax.cluster._forking import hold_until_exit
 from replicax.cluster._hub import Hub
 from replicax.cluster._hub_service import HubService
@@ -28,7 +29,6 @@ from replicax.cluster._messages import Failed, Finished, TakeLeave
 from replicax.cluster._ports import PortRange, ReservedPort
 from replicax.cluster._progress import Progress, Waiting
 from replicax.cluster._reach import Reach
-from replicax.cluster._runner import Result, Runner
 from replicax.cluster._starting import NOTICE_SECONDS
 from replicax.cluster._uncaught import Uncaught, place_of
 from replicax.cluster._watchdog import Watchdog

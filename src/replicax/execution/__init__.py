@@ -2,7 +2,6 @@
 
 from replicax.execution._audit import Rehearsal, audit_functions
 from replicax.execution._comparison import AuditDifference, AuditReport
-from replicax.execution._compilation_cache import compilation_cache
 from replicax.execution._compiling_executor import CompilingExecutor
 from replicax.execution._direct import DirectExecutor
 from replicax.execution._eager import EagerExecutor
@@ -18,6 +17,7 @@ from replicax.execution._function import (
 from replicax.execution._function_cache import FunctionCache
 from replicax.execution._gradient_reduction import gradient_reduction_of, set_gradient_reduction
 from replicax.execution._iterator_elements import Element, NotOneProgram
+from replicax.execution._persistent_cache import compilation_cache
 from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.execution._summed_twice import Site, warn_once
 

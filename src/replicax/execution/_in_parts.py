@@ -40,8 +40,8 @@ from replicax._jax_compat import (
     without_constants,
 )
 from replicax.collectives import reduction_of
-from replicax.execution._cells import Cell, in_cells, unpacked
-from replicax.execution._dividing import Rule, is_filling, rule_for
+from replicax.execution._part_rules import Rule, is_filling, rule_for
+from replicax.execution._ref_values import Cell, in_cells, unpacked
 from replicax.execution._varying import STATE, Level, levels
 from replicax.topology import REPLICA_AXIS
 from replicax.variables import (

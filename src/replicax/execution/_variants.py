@@ -30,8 +30,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from replicax._jax_compat import apply_equation, calls_python, jaxprs_within, without_constants
 from replicax._typing import Nest
 from replicax.execution._cache_key import is_paddable
-from replicax.execution._cells import in_cells, unpacked
 from replicax.execution._iterator_elements import NotOneProgram
+from replicax.execution._ref_values import in_cells, unpacked
 from replicax.topology import REPLICA_AXIS
 from replicax.values import Shape, largest_of
 

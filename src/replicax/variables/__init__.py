@@ -3,7 +3,7 @@
 from replicax.variables._adopted import adopt, write
 from replicax.variables._collecting import variables
 from replicax.variables._creation import VariableRequest
-from replicax.variables._divided import Divided
+from replicax.variables._divided_storage import Divided
 from replicax.variables._division import (
     Division,
     VariablePartitioner,

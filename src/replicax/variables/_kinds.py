@@ -9,7 +9,7 @@ import jax
 
 from replicax.values import Mirrored, PerReplica, place
 from replicax.variables._creation import VariableRequest
-from replicax.variables._divided import Divided, DividedState
+from replicax.variables._divided_storage import Divided, DividedState
 from replicax.variables._division import Division
 from replicax.variables._initial import begin_alike, in_parts, layout_of
 from replicax.variables._state import state_of

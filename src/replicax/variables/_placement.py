@@ -14,7 +14,7 @@ from replicax.errors import InvalidArgument
 from replicax.topology import Topology
 from replicax.variables._computed_at_once import computed_at_once
 from replicax.variables._creation import VariableRequest
-from replicax.variables._divided import Divided
+from replicax.variables._divided_storage import Divided
 from replicax.variables._division import Division, VariablePartitioner, division_of
 from replicax.variables._kinds import (
     AggregatingVariable,

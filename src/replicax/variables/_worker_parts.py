@@ -10,7 +10,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from replicax.variables._divided import Divided
+from replicax.variables._divided_storage import Divided
 from replicax.variables._state import reusing_states, set_state
 from replicax.variables._variable import Variable, storage_of
 

@@ -278,7 +278,7 @@ def scan_sizes(parameters: Mapping[str, Any]) -> tuple[int, int]:
 
 def mapped_axes(parameters: Mapping[str, Any]) -> frozenset[str]:
     """Return the mesh axes that a `shard_map` maps over."""
-    new_name = "newly_manual_axes"  # of JAX 0.12
+    new_name = "newly_manual_axes"  # JAX 0.12 only
     return parameters[new_name if new_name in parameters else "manual_axes"]
 
 

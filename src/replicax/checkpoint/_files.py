@@ -27,7 +27,7 @@ from replicax.errors import CheckpointError, CheckpointNotFound, InvalidCheckpoi
 # `ckpt-2` is written in a directory `ckpt-2.writing-` with a random suffix, in which a file is
 # locked while a process writes there. It gets its name when it is complete.
 _WRITING, _LOCK = ".writing-", "lock"
-_OLD_SECONDS = 24 * 3600.0  # where files cannot be locked, no process writes for longer
+_OLD_SECONDS = 24 * 3600.0  # Without file locks: no process writes for longer.
 _DELETED = ".deleted"
 _WRITTEN, _REPLACED = "checkpoint", "replaced"  # in that directory
 _REPLACEMENT_LOOKS = 100  # one every 10 ms

@@ -249,7 +249,7 @@ class CheckpointManager:
         try:
             number = operator.index(number)
         except TypeError:
-            number = int(number)  # of a variable
+            number = int(number)  # The number may be a variable.
         if number < 0 or (isinstance(given, float) and number != given):
             raise InvalidArgument(f"Checkpoints have whole numbers from 0; got {given!r}.")
         begun = Numbered(self._directory, self._name).taken()

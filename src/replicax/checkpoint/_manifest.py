@@ -23,7 +23,7 @@ Saved = TypeVar("Saved")
 
 _FORMAT, _VERSION = "replicax checkpoint", 1
 _PLAIN = (type(None), bool, int, float, str)
-_LARGEST = 2**63 - 1  # of what is counted
+_LARGEST = 2**63 - 1  # the largest count
 
 
 class Unusable(Exception):

@@ -28,8 +28,8 @@ from replicax.variables import Part, Ranges, WorkerParts
 Arrays = Mapping[str, np.ndarray]
 
 _FAILED = "failed"  # the file in which a worker says why it could not write its part
-_VISIBLE_SECONDS = 20.0  # in which other machines must see a new directory
-_BATCH_BYTES = 256 * 2**20  # of arrays that are read at once, of which only a part is kept
+_VISIBLE_SECONDS = 20.0  # the time for other machines to see a new directory
+_BATCH_BYTES = 256 * 2**20  # read at once; only a part of it is kept
 
 
 def _name(worker: int) -> str:

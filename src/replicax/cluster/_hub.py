@@ -167,7 +167,7 @@ class Hub:
             # One by one: together they could be larger than a message may be.
             for worker, value in values.items():
                 for other, seat in self._seats.items():
-                    if other != worker:  # which knows its own
+                    if other != worker:  # A worker knows its own.
                         seat.tell(Value(put.topic, worker, value))
         else:
             self._void(put.topic)

@@ -19,7 +19,7 @@ from replicax.cluster._messages import (
 )
 from replicax.cluster._wire import GONE, configure, is_cut, unreachable
 
-_INTRODUCTION_SECONDS = 10.0  # in which a process that connects must say who it is
+_INTRODUCTION_SECONDS = 10.0  # the time for a process that connects to introduce itself
 
 
 @final
@@ -36,7 +36,7 @@ class HubService:
     def __init__(self, hub: Hub, listener: socket.socket) -> None:
         self._hub = hub
         self._listener = listener
-        self._connections: list[Any] = []  # of workers
+        self._connections: list[Any] = []  # one per worker
         keep_from_children(listener)
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()

@@ -101,14 +101,14 @@ class Link:
         self._changed = threading.Condition()
         self._coordinator: str | None = None
         self._refused: str | None = None
-        self._values: dict[str, dict[int, str]] = {}  # of the topics that are waited for
+        self._values: dict[str, dict[int, str]] = {}  # for the topics that are awaited
         self._voids: dict[str, int] = {}
         self._left: set[int] = set()
         self._disconnected: set[int] = set()
         self._ended_before: frozenset[int] | None = None  # who had ended before this worker
         self._heard_out = self._broken = False
         self._state: State | None = None
-        self.turned_away: str | None = None  # which process was, while others waited, and why
+        self.turned_away: str | None = None  # the process, and the reason
         self.ended: dict[int, Ended] = {}
         self.lost: int | None = None
         self.ended_at = 0.0  # when the first end became known

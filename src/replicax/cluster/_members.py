@@ -42,7 +42,7 @@ class Address:
 
     def resolve(self) -> tuple[socket.AddressFamily, str]:
         """Return the numeric address of the host; raise OSError if the name means nothing."""
-        if self.host == "localhost":  # which may mean ::1 on one machine and 127.0.0.1 on another
+        if self.host == "localhost":  # It may mean ::1 here and 127.0.0.1 there.
             return socket.AF_INET, "127.0.0.1"
         family, _, _, _, name = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
         return socket.AddressFamily(family), str(name[0])

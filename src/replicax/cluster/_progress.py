@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from replicax.cluster._messages import Look, Report
 
-_FRAMES = 3  # of the stack, in reports
+_FRAMES = 3  # the frames that a report shows
 _LABEL = 2000  # characters of a label
 _LIBRARIES = tuple(
     str(form)

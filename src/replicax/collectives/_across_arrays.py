@@ -313,7 +313,7 @@ def _combined(
     totals = iter(combine([array for array in wire if array.size]))
 
     def finished(array: jax.Array, dtype: DTypeLike | None) -> jax.Array:
-        if not array.size:  # which needs no communication
+        if not array.size:  # Empty arrays need no communication.
             return jnp.zeros(array.shape[1:], dtype)
         return reduction.finished(next(totals).astype(dtype), array.shape[0])
 

@@ -51,7 +51,7 @@ def dispatch(
         return program(*args)
     if topology.spans_processes:
         session = cluster.current()
-        session.catch_up()  # which has programs of its own, so that the lock comes after it
+        session.catch_up()  # It has programs of its own, so the lock comes after it.
         with _guard.lock:
             if is_awaited(topology):
                 return session.run(label, lambda: jax.block_until_ready(program(*args)))

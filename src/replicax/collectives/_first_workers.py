@@ -42,7 +42,7 @@ def _packs(arrays: Sequence[jax.Array]) -> list[list[int]]:
     packs: list[list[int]] = []
     room = 0
     for index, array in enumerate(arrays):
-        keys = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)  # which have no bytes
+        keys = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)  # Keys have no bytes.
         size = _PACK_BYTES if keys else array.nbytes
         if size > room:
             packs.append([])

@@ -34,7 +34,7 @@ def agree_on_shapes(
     if topology is None or not topology.spans_processes:
         return []
     if _context.current().program is not None:
-        return []  # of which workers make sure that it is the same on all of them
+        return []  # Workers ensure that it is the same on all of them.
     own = [value.local_kinds() for value in values]
     brought = cluster.current().all_gather(f"{label} of {len(values)} value(s)", [own, numbers])
     for number, value in enumerate(values):

@@ -74,7 +74,7 @@ def _ask(environment: type[ClusterResolver]) -> tuple[Members | None, Sequence[C
     except ClusterError as error:  # says what to do, as all of our errors do
         consequence = "Until that is right, no `rx.MultiWorkerMirroredStrategy()` can be made."
         return None, [problem("cluster", str(error), consequence)]
-    except Exception as error:  # of the client of Kubernetes, which has many
+    except Exception as error:  # The client of Kubernetes has many kinds.
         return None, [
             problem(
                 "cluster",

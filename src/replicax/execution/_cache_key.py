@@ -77,7 +77,7 @@ def describe(
         if leaf.__class__ is PerReplica and (common := leaf.common) is not None:
             # It is a plain array, of which every replica gets all: so a program of parameters stays
             # good when these are results of its own.
-            weak = getattr(common, "weak_type", False)  # which random keys do not have
+            weak = getattr(common, "weak_type", False)  # Random keys have none.
             keys.append((common.shape, common.dtype, weak))
             arrays.append(common)
             fills.append(_Common(leaf.topology))
@@ -118,7 +118,7 @@ def describe(
             keys.append(_IteratorKey(next(i for i, other in enumerate(leaves) if other is leaf)))
             fills.append(None)
         elif _nest.is_opaque(leaf):
-            keys.append(_OBJECT)  # which one, and what it is like, is in the bridge's fingerprint
+            keys.append(_OBJECT)  # The bridge's fingerprint tells which one, and its structure.
             fills.append(None)
         else:
             keys.append(_static_key(leaf))

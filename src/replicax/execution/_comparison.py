@@ -204,7 +204,7 @@ _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, Distri
 def _array(value: object) -> np.ndarray:
     try:
         array = jnp.asarray(value)  # a Python number has the dtype that a program gives it
-    except OverflowError:  # which no program has
+    except OverflowError:  # No program has such a number.
         return np.asarray(value)
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)

@@ -104,7 +104,7 @@ class CompiledProgram:
         topology = self.topology
         transaction = _context.current().transaction
         with _lock, reusing_states if self._donates else nullcontext():
-            if transaction is not None:  # of an eager `run` whose replicas have met to call this
+            if transaction is not None:  # The replicas of an eager `run` have met to call this.
                 for variable in self.written:
                     transaction.remember(variable, state_of(variable))
             states = self._states()

@@ -191,7 +191,7 @@ class _Round(Merger):
             try:
                 raise error
             finally:
-                del error  # whose traceback holds this frame
+                del error  # Its traceback holds this frame.
         return player.outcome
 
     def once(self, local_index: int, label: str, make: Callable[[], Values]) -> Values:

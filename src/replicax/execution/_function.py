@@ -76,7 +76,7 @@ def runs_as_python(frame: Frame) -> bool:
         or frame.program is not None
         or frame.overlay is not None
         or (frame.kind is ContextKind.REPLICA and frame.strategy is not None)
-        or getattr(jax.config, _DEBUG_NANS)  # which is for finding the operation
+        or getattr(jax.config, _DEBUG_NANS)  # It is for finding the operation.
         or is_tracing()
     )
 
@@ -88,7 +88,7 @@ class Function(Generic[P, R]):
     def __init__(
         self, python_function: Callable[P, R], input_signature: Sequence[Nest] | None = None
     ) -> None:
-        self.__name__ = type(python_function).__name__  # of a partial, say, which has no name
+        self.__name__ = type(python_function).__name__  # A partial, say, has no name.
         # The attributes of a callable object, such as one of `eqx.filter_jit`, stay its own.
         updated = ("__dict__",) if isinstance(python_function, types.FunctionType) else ()
         functools.update_wrapper(self, cast(Any, python_function), updated=updated)
@@ -99,7 +99,7 @@ class Function(Generic[P, R]):
         self._inner = FunctionCache(Function, by_closure, _ADVICE)
         self._uneven_calls = 0
         self._samples = Samples()
-        self._memory: Memory = {}  # of the bridges to other libraries
+        self._memory: Memory = {}  # what the bridges to other libraries remember
 
     @property
     def tracing_count(self) -> int:

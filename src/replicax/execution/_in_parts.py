@@ -392,7 +392,7 @@ class _Values:
             (own,) = apply_equation(equation, [part])
             axis = division.axis - sum(each < division.axis for each in axes)
             return replicax_gather(own, Division(axis, division.size, division.parts))
-        if division.padding:  # in which there may be anything
+        if division.padding:  # Padding may hold anything.
             place = jax.lax.broadcasted_iota(jnp.int32, part.shape, division.axis)
             place += jax.lax.axis_index(REPLICA_AXIS) * division.chunk
             nothing = jnp.asarray(reduction.identity(part.dtype), part.dtype)

@@ -24,7 +24,7 @@ from replicax.execution._iterator_elements import (
 from replicax.execution._shard_map_operands import python_numbers
 
 _MANY_TRACES = 10
-_MOST_UNEVEN_PROGRAMS = 16  # of other combinations of shapes, calls are faster eager than traced
+_MOST_UNEVEN_PROGRAMS = 16  # Beyond this, eager calls are faster than more traces.
 
 
 @final

@@ -27,7 +27,7 @@ class RunArguments:
         leaves, self._structure = _nest.flatten(nest, keep_opaque=True)
         self.operands: list[Any] = []
         self.specs: list[PartitionSpec] = []
-        self.shapes: list[Sequence[Shape]] = []  # of each per-replica value, on all replicas
+        self.shapes: list[Sequence[Shape]] = []  # per value, those of all replicas
         self.uneven_shapes: list[Sequence[Shape]] = []
         self._fill: list[Callable[[Any, Sequence[Shape]], Any]] = []
         self.leaves = leaves

@@ -36,7 +36,7 @@ class SharedCreations:
 
     def next_key(self, replica: int) -> Key:
         """Return the key of an object that a replica is about to create."""
-        here = call_site(depth=1, until="_perform")  # which begins a replica's code
+        here = call_site(depth=1, until="_perform")  # `_perform` begins a replica's code.
         self._turns[replica, here] += 1
         return Key(replica, here, self._turns[replica, here])
 

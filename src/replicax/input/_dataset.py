@@ -257,7 +257,7 @@ class DistributedDataset:
     def _note_spec(self, step: Step) -> None:
         firsts = [column[0] for column in step.columns()]
         shapes = [array.shape for array in firsts]
-        if step.full_share is not None:  # which this worker's first replica need not have
+        if step.full_share is not None:  # This worker's first replica may have fewer rows.
             shapes = [(step.full_share, *shape[1:]) for shape in shapes]
         self._spec = jax.tree.unflatten(
             step.structure,

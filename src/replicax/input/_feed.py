@@ -101,7 +101,7 @@ class SplittingFeed(Feed):
         self._cuts: deque[list[Bounds] | None] = deque()
         self._rows_of_batch = self._steps_of_batch = 0
         self._check = _SameKind()
-        if steps_done:  # which may have no rows, where there are fewer rows than replicas
+        if steps_done:  # Not `rows_done`: with fewer rows than replicas a share may be empty.
             try:
                 self._begin_batch(rows_done, steps_done)
             except EndOfData:

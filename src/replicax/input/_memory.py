@@ -9,7 +9,7 @@ from jax.dtypes import canonicalize_dtype
 
 from replicax.values import is_numeric
 
-_ALIGNMENT = 64  # of the memory that XLA uses on CPUs, in bytes
+_ALIGNMENT = 64  # what XLA requires on CPUs, in bytes
 
 
 class _Private(bytearray):

@@ -236,7 +236,7 @@ class _Queue(Generic[Item]):
             self._closed_event.set()
             self._items.clear()
             self._changed.notify_all()
-        if self._upstream is not None:  # which this one's thread may be waiting for
+        if self._upstream is not None:  # This one's thread may be waiting for it.
             self._upstream.close()
 
     def join(self, seconds: float) -> None:
@@ -278,7 +278,7 @@ def _work(
                 producer.close()
     except EndOfData:
         queue.end(StopIteration())
-    except StopIteration as stop:  # of some function, which must not look like the end
+    except StopIteration as stop:  # Some function raised it; it must not look like the end.
         error = input_failed(traceback.format_tb(stop.__traceback__)[-1].strip())
         error.__cause__ = stop
         queue.end(error)

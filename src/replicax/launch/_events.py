@@ -35,7 +35,7 @@ Events = queue.SimpleQueue[Ended | Asked]
 @contextlib.contextmanager
 def asking(events: Events) -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and the end of the terminal into events."""
-    if threading.current_thread() is not threading.main_thread():  # where handlers are not allowed
+    if threading.current_thread() is not threading.main_thread():  # No handlers here.
         yield
         return
     meanings: dict[int, signal.Signals] = {

@@ -118,7 +118,7 @@ def _from_module(name: str) -> object:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # of something that the module itself imports
+            raise  # The module itself imports something that is missing.
         raise click.UsageError(
             f"There is no module {name!r} here, nor among those that are installed."
         ) from error
@@ -131,7 +131,7 @@ def _from_file(path: Path) -> object:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # where dataclasses, for one, look for it
+    sys.modules.setdefault(path.stem, module)  # Dataclasses, for one, look for it there.
     spec.loader.exec_module(module)
     return module
 

@@ -45,5 +45,5 @@ def _bytes(shape: Sequence[int], dtype: DTypeLike) -> int:
 
 def _item_bytes(dtype: DTypeLike) -> int:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return 8  # of the usual kind, two words
+        return 8  # the usual kind: two words
     return np.dtype(dtype).itemsize

@@ -21,7 +21,7 @@ from replicax.input import count_rows, shares
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica, is_numeric, is_split, place
 
-_MANY_ROWS = 32  # of an argument that looks like a batch, and is given whole to every replica
+_MANY_ROWS = 32  # An argument with so many rows looks like a batch.
 
 
 def split_nest(nest: Nest, topology: Topology) -> Nest:

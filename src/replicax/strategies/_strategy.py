@@ -438,7 +438,7 @@ class Scope:
     def __enter__(self) -> Strategy:
         frame = _context.cross_replica(self._strategy, "scope")
         if self._strategy.identity is None:
-            frame = _context.current()  # which is replica context, and stays so
+            frame = _context.current()  # This is replica context, and stays so.
         entered = _context.entered(frame)
         entered.__enter__()
         self._entered.stack = [*getattr(self._entered, "stack", ()), entered]
@@ -458,7 +458,7 @@ def _movable(component: jax.Array) -> Leaf:
 
 def _on_device(leaf: Leaf, sharding: DeviceOrSharding) -> Leaf:
     """Return numbers as an array on the replica's device, and other objects as they are."""
-    if isinstance(leaf, (str, bytes)):  # which `jnp.asarray` would take for the name of a dtype
+    if isinstance(leaf, (str, bytes)):  # `jnp.asarray` would take it for a dtype's name.
         return leaf
     try:
         return place(jnp.asarray(leaf), sharding)

@@ -41,8 +41,8 @@ class PerReplica(Arithmetic, DistributedValues):
     _common: jax.Array | None
     _scalars: bool
     _shapes: tuple[Shape, ...] | None
-    _padded: jax.Array | None  # of components whose shapes differ
-    _sum: jax.Array | None  # of all replicas' components, if the program has computed it
+    _padded: jax.Array | None  # only if the shapes of components differ
+    _sum: jax.Array | None  # over all replicas, if the program has computed it
 
     def __init__(
         self,
@@ -380,7 +380,7 @@ class PerReplica(Arithmetic, DistributedValues):
         The value is not an argument of that part, but was there before: the code closes over it.
         """
         replica = jax.lax.axis_index(REPLICA_AXIS)
-        if isinstance(self._array, Tracer):  # of the part around it
+        if isinstance(self._array, Tracer):  # It belongs to the outer level.
             return self._stacked(self._array)[replica]
         spans_processes = self._topology is not None and self._topology.spans_processes
         if spans_processes or not self.uniform:

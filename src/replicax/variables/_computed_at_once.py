@@ -33,7 +33,7 @@ def computed_at_once(make: Callable[..., Nest], values: Sequence[jax.Array]) -> 
         closed, nest = jax.make_jaxpr(traced, return_shape=True)(*shapes)
     except Exception:  # it looks at the numbers, say; should it fail, it does so again
         closed = nest = None
-    if closed is None or any(tracer() is not None for tracer in tracers):  # which it has kept
+    if closed is None or any(tracer() is not None for tracer in tracers):  # `make` has kept it.
         with jax.ensure_compile_time_eval():
             return make(*values)
     jaxpr = without_constants(closed)

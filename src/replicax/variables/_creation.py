@@ -34,7 +34,7 @@ class VariableRequest:
     synchronization: VariableSynchronization
     aggregation: VariableAggregation
     constraint: Callable[[jax.Array], Any] | None = None
-    partition: tuple[int, ...] | None = None  # of each dimension, over the logical devices
+    partition: tuple[int, ...] | None = None  # parts per dimension, over the logical devices
 
     def initial_array(self) -> jax.Array:
         """Return the initial value; call it if it is a callable."""

@@ -286,7 +286,7 @@ class OfOneCopy(Synchronization):
         container = self._container
         own = in_replica(container, frame) and own_copy(container, frame) == self._index
         if frame.overlay is not None and own:
-            return container.value  # which a differentiated function may see otherwise
+            return container.value  # A differentiated function may see another value.
         return container._storage.read(state_of(container), self._index)
 
     def write(self, variable: Variable, frame: Frame, write: Write, value: object) -> None:

@@ -62,7 +62,7 @@ class _MapSource(Source):
         return _MapSource(self._dataset[index::count])
 
     def batched(self, size: int) -> Source:
-        if is_sparse(self._dataset):  # which Grain batches in iteration only
+        if is_sparse(self._dataset):  # Grain batches it in iteration only.
             return _IterSource(self._dataset.to_iter_dataset().batch(size))
         return _MapSource(self._dataset.batch(size))
 

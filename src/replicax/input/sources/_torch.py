@@ -120,7 +120,7 @@ def _leaf_to_numpy(leaf: Any) -> np.ndarray:
     if not isinstance(leaf, torch.Tensor):
         return np.asarray(leaf)
     leaf = leaf.detach().cpu()
-    if leaf.dtype == torch.bfloat16:  # which NumPy knows by an extension only
+    if leaf.dtype == torch.bfloat16:  # NumPy knows it by an extension only.
         return leaf.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return leaf.numpy()
 

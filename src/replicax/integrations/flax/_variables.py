@@ -36,7 +36,7 @@ class _Adoptions:
     def __init__(self) -> None:
         self.by_id: weakref.WeakValueDictionary[int, Adopted] = weakref.WeakValueDictionary()
         self._kept_by: dict[int, dict[int, Adopted]] = {}
-        self._kept_for_good: dict[int, Adopted] = {}  # of modules without weak references
+        self._kept_for_good: dict[int, Adopted] = {}  # for modules without weak references
 
     def keep(self, found: Adopted, variable: nnx.Variable, holder: object) -> None:
         kept = self._kept_by.get(id(holder))

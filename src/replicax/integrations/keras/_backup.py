@@ -138,7 +138,7 @@ class _Progress:
         self._reading: _Reading | None = None
         self._resumed: dict[str, Any] | None = None
         self._to_pass, self._logs = 0, None
-        self.epoch, self.calls = 0, 0  # of the train function, in this epoch
+        self.epoch, self.calls = 0, 0  # calls of the train function in this epoch
 
     def take_part(self) -> None:
         self._train: Any = self._model.train_function

@@ -50,7 +50,7 @@ def _synchronized(moments: Callable[..., Any], layer: Any, inputs: Nest, mask: A
     if replica is None or _context.current().strategy is None:
         if mask is None:
             return keras.ops.moments(inputs, axes)
-        return moments(layer, inputs, mask)  # which does not mention synchronization
+        return moments(layer, inputs, mask)  # Keras' code for masks ignores `synchronized`.
     own = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
     counted = jnp.ones((1,) * own.ndim, own.dtype) if mask is None else mask[..., None]
     counted = jnp.broadcast_to(counted, own.shape).astype(own.dtype)

@@ -48,7 +48,7 @@ class StepFunction:
 
     def __init__(self, model: keras.Model, strategy: Strategy, name: str) -> None:
         self._model, self._topology = model, strategy.topology
-        self._keeps_outputs = name == "predict_step"  # of all steps, not only the last
+        self._keeps_outputs = name == "predict_step"  # those of all steps, not only of the last
         self._last_state: State | None = None
         self._step = _step_of(model, strategy, name)
         optimizer = getattr(model, "optimizer", None)  # it does not exist before `compile`

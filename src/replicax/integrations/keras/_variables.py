@@ -46,7 +46,7 @@ def adopted(variable: keras.Variable, strategy: StrategyLike | None = None) -> V
     found, owner = record.adopted, record.owner or strategy
     unowned = owner is None and _is_seed(variable)
     if unowned:
-        owner = _context.current().strategy  # which draws from it; another strategy may be next
+        owner = _context.current().strategy  # It draws from it; another may be next.
     if found is None or (found.strategy is not owner and (unowned or found.strategy is None)):
         # It is made now, even while a program is traced.
         outside = _context.entered(_context.Frame())

@@ -13,7 +13,7 @@ from replicax._enums import VariableAggregation
 from replicax.variables._creation import VariableRequest
 from replicax.variables._initial import begin_alike
 from replicax.variables._kinds import ON_WRITE, UNSYNCHRONIZED, MirroredVariable, PlainVariable
-from replicax.variables._storage import Keeper, OneDevice, Replicated
+from replicax.variables._storage import Keeper, OneDevice
 from replicax.variables._synchronization import Synchronization
 from replicax.variables._variable import Variable
 
@@ -32,10 +32,10 @@ def adopt(
     if strategy is None:
         storage = OneDevice(request.name, array.shape, None, keeper)
         return PlainVariable._made(request, None, storage, UNSYNCHRONIZED, array.dtype)
-    storage = Replicated(request.name, array.shape, None, strategy, keeper=keeper)
+    storage = strategy.placement.storage_of_kept(request.name, strategy, array, keeper)
     if not strategy.topology.spans_processes or array.is_fully_addressable:
         # As the strategy's own variables do, it begins with what the first worker has.
-        begin_alike(storage, strategy.topology, array, lambda value: value)
+        begin_alike(storage, strategy.topology, array, storage.state_of_copies)
     return MirroredVariable._made(request, strategy, storage, synchronization, array.dtype)
 
 

@@ -22,7 +22,7 @@ from replicax.variables._division import (
     replicax_gather_once,
     replicax_own_part,
 )
-from replicax.variables._storage import Replicated, StateLayout, Storage
+from replicax.variables._storage import Keeper, Replicated, StateLayout, Storage
 from replicax.variables._write import Write
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Divided(Storage):
       strategy: On whose devices the parts are.
       division: What is divided.
       regather: Whether programs gather it once more for the backward pass.
+      keeper: As of `Storage`. Its array is that of all parts, which must not have padding.
     """
 
     layout = StateLayout.SHARDED
@@ -71,8 +72,9 @@ class Divided(Storage):
         strategy: StrategyLike,
         division: Division,
         regather: bool,
+        keeper: Keeper | None = None,
     ) -> None:
-        super().__init__(name, shape, None)
+        super().__init__(name, shape, None, keeper)
         self.division = division
         self._gather = replicax_gather if regather else replicax_gather_once
         self.topology = strategy.topology
@@ -86,9 +88,21 @@ class Divided(Storage):
             state = self._in_parts(state.copies.whole)
         super().store(state)
 
+    def state_of_copies(self, copies: Mirrored) -> DividedState:
+        return DividedState(copies=copies)
+
     def begin(self, state: State) -> None:
         self._agree = None
         self.store(state)
+
+    def _adopted(self, array: jax.Array) -> DividedState:
+        return self._in_parts(array)
+
+    def _to_keep(self, state: DividedState, all_copies: bool) -> jax.Array:
+        if state.copies is not None:
+            state = self._in_parts(state.copies.array(self.topology))
+        assert state.parts is not None
+        return state.parts
 
     # In programs.
 

@@ -73,7 +73,7 @@ class MirroredVariable(Variable):
         if request.partition is not None:
             return cls._divided(replace(request, initial_value=array), strategy)
         storage = Replicated(request.name, array.shape, None, strategy)
-        begin_alike(storage, strategy.topology, array, lambda value: value)
+        begin_alike(storage, strategy.topology, array, storage.state_of_copies)
         return cls._made(request, strategy, storage, ON_WRITE, array.dtype)
 
     @classmethod
@@ -87,7 +87,7 @@ class MirroredVariable(Variable):
     ) -> MirroredVariable:
         """Create a variable that is divided over replicas; programs cannot tell the difference."""
         storage = Divided(request.name, array.shape, strategy, division, regather)
-        begin_alike(storage, strategy.topology, array, lambda value: DividedState(copies=value))
+        begin_alike(storage, strategy.topology, array, storage.state_of_copies)
         return cls._made(request, strategy, storage, ON_WRITE, array.dtype)
 
     @classmethod

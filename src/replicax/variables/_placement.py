@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._enums import VariableSynchronization
 from replicax.errors import InvalidArgument
@@ -22,6 +23,7 @@ from replicax.variables._kinds import (
     PlainVariable,
     SyncOnReadVariable,
 )
+from replicax.variables._storage import Keeper, Replicated, Storage
 from replicax.variables._variable import Variable, storage_of, stored_value
 
 if TYPE_CHECKING:
@@ -43,6 +45,16 @@ class VariablePlacement(ABC):
     @abstractmethod
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         """Return the local devices that hold variables."""
+
+    def storage_of_kept(
+        self, name: str, strategy: StrategyLike, array: jax.Array, keeper: Keeper
+    ) -> Storage:
+        """Return the storage of a variable whose array another library keeps."""
+        return Replicated(name, array.shape, None, strategy, keeper=keeper)
+
+    def layout_of_kept(self, array: jax.Array, topology: Topology) -> NamedSharding:
+        """Return the layout of such an array over the devices."""
+        return topology.replicated
 
     def initial(self, make: Callable[..., Nest], *variables: Variable) -> Nest:
         """Return initial values: `make` of the values of other variables, even while tracing."""
@@ -103,6 +115,24 @@ class ShardedPlacement(VariablePlacement):
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices
+
+    def storage_of_kept(
+        self, name: str, strategy: StrategyLike, array: jax.Array, keeper: Keeper
+    ) -> Storage:
+        division = self._division_of_kept(array, strategy.topology)
+        if division is None:
+            return super().storage_of_kept(name, strategy, array, keeper)
+        return Divided(name, array.shape, strategy, division, self.regather, keeper)
+
+    def layout_of_kept(self, array: jax.Array, topology: Topology) -> NamedSharding:
+        division = self._division_of_kept(array, topology)
+        spec = PartitionSpec() if division is None else division.spec
+        return NamedSharding(topology.mesh, spec)
+
+    def _division_of_kept(self, array: jax.Array, topology: Topology) -> Division | None:
+        # Its library reads the array by itself, so it must be all here, and without padding.
+        division = None if topology.spans_processes else self.division(array, topology, None)
+        return None if division is None or division.padding else division
 
     def division(
         self, array: jax.Array | jax.ShapeDtypeStruct, topology: Topology, colocate_with: object

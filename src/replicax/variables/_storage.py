@@ -100,6 +100,10 @@ class Storage(ABC):
         """Register `agree` to be called before anything is read or stored; it calls `begin`."""
         self._agree = agree
 
+    def state_of_copies(self, copies: Mirrored) -> State:
+        """Return the state of a variable that has the same value on all replicas."""
+        return copies
+
     def begin(self, state: object) -> None:
         """Store the first state."""
         self._agree = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
 import jax
+from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 
 from replicax._hints import hint
@@ -17,6 +18,7 @@ from replicax.topology import Topology
 
 State = tuple[list[jax.Array], ...]
 Step = Callable[[State, Nest], tuple[Nest, State]]
+Layout = Callable[[jax.Array], NamedSharding]
 
 
 class Traceable(Protocol):
@@ -29,13 +31,22 @@ class Traceable(Protocol):
 
 @final
 class Compiled:
-    """A step as one program."""
+    """A step as one program.
 
-    def __init__(self, label: str, step: Step, topology: Topology, keeps_outputs: bool) -> None:
-        self._label, self._topology = label, topology
+    Args:
+      label: The name of the step.
+      step: The function of the state and a batch.
+      topology: The devices.
+      layout: Returns the layout of an array of the state.
+      keeps_outputs: Whether the outputs of all steps are kept.
+    """
+
+    def __init__(
+        self, label: str, step: Step, topology: Topology, layout: Layout, keeps_outputs: bool
+    ) -> None:
+        self._label, self._topology, self._layout = label, topology, layout
         # Outputs that are kept stay divided if possible, and if one process can read them.
         self._divided = keeps_outputs and not topology.spans_processes
-        whole = topology.replicated
 
         def program(
             state: State, arrays: list[jax.Array], structure: PyTreeDef, counts: Any
@@ -43,15 +54,8 @@ class Compiled:
             rows = [cut(array, count) for array, count in zip(arrays, counts, strict=True)]
             return without_transposed_products(step)(state, jax.tree.unflatten(structure, rows))
 
-        def compiled(outputs: object) -> Any:
-            return jax.jit(
-                program,
-                static_argnums=(2, 3),
-                donate_argnums=0,
-                out_shardings=(outputs, whole),
-            )
-
-        self._whole, self._even = compiled(whole), compiled(None)
+        self._function = program
+        self._programs: dict[tuple[bool, PyTreeDef], Any] = {}
 
     def __call__(self, state: State, data: Nest) -> tuple[Nest, State]:
         program, arguments = self._program(state, data)
@@ -68,7 +72,21 @@ class Compiled:
         counts = tuple(leaf.counts if isinstance(leaf, Rows) else None for leaf in leaves)
         arrays = [leaf.array if isinstance(leaf, Rows) else leaf for leaf in leaves]
         even = self._divided and all(count is None for count in counts)
-        return self._even if even else self._whole, (state, arrays, structure, counts)
+        key = even, jax.tree.structure(state)
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = self._compiled(even, state)
+        return program, (state, arrays, structure, counts)
+
+    def _compiled(self, divided: bool, state: State) -> Any:
+        """Return the program, whose state comes back in the layout in which it is given."""
+        outputs = None if divided else self._topology.replicated
+        return jax.jit(
+            self._function,
+            static_argnums=(2, 3),
+            donate_argnums=0,
+            out_shardings=(outputs, jax.tree.map(self._layout, state)),
+        )
 
 
 @final

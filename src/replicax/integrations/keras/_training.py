@@ -7,6 +7,7 @@ as BatchNormalization, and for random numbers, and the same as without a strateg
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import final
 
@@ -18,7 +19,14 @@ from replicax._typing import Nest
 from replicax.integrations.keras._jit import is_compiled, refused_layers
 from replicax.integrations.keras._signatures import takes_data_alone
 from replicax.integrations.keras._stateful import Stateful
-from replicax.integrations.keras._steps import ByOperation, Compiled, IfItTraces, State, Step
+from replicax.integrations.keras._steps import (
+    ByOperation,
+    Compiled,
+    IfItTraces,
+    Layout,
+    State,
+    Step,
+)
 from replicax.integrations.keras._variables import adopted
 from replicax.strategies import Strategy
 from replicax.variables import agree_on_beginnings
@@ -48,9 +56,10 @@ class StepFunction:
 
     def __init__(self, model: keras.Model, strategy: Strategy, name: str) -> None:
         self._model, self._topology = model, strategy.topology
+        self._layout = functools.partial(strategy.placement.layout_of_kept, topology=self._topology)
         self._keeps_outputs = name == "predict_step"  # those of all steps, not only of the last
         self._last_state: State | None = None
-        self._step = _step_of(model, strategy, name)
+        self._step = _step_of(model, strategy, name, self._layout)
         optimizer = getattr(model, "optimizer", None)  # it does not exist before `compile`
         for variable in (*model.variables, *(optimizer.variables if optimizer else ())):
             adopted(variable, strategy)
@@ -75,7 +84,7 @@ class StepFunction:
         return outputs, state
 
     def _placed(self, state: State) -> State:
-        """Return the arrays of a state on all devices, each in its own memory, which a step reuses.
+        """Return a state on the devices, each array in its own memory, which a step reuses.
 
         Variables may share an array: after `fit`, a weight and its moving average do.
         """
@@ -84,12 +93,15 @@ class StepFunction:
         def placed(array: jax.Array) -> jax.Array:
             shared = id(array) in seen
             seen.add(id(array))
-            return self._topology.replicate(jnp.copy(array) if shared else array)
+            array, layout = jnp.copy(array) if shared else array, self._layout(array)
+            if layout.is_fully_replicated:
+                return self._topology.replicate(array)
+            return jax.device_put(array, layout)
 
         return jax.tree.map(placed, state)
 
 
-def _step_of(model: keras.Model, strategy: Strategy, name: str) -> Step:
+def _step_of(model: keras.Model, strategy: Strategy, name: str, layout: Layout) -> Step:
     """Return a step of a model: as one program, unless it is to run eagerly."""
     label = f"`{name}` of {model.name!r}"
     if takes_data_alone(model, name):
@@ -99,7 +111,7 @@ def _step_of(model: keras.Model, strategy: Strategy, name: str) -> Step:
     else:
         step = _predict_step(model) if name == "predict_step" else getattr(model, name)
         kept = name == "predict_step"
-        compiled = Compiled(label, step, strategy.topology, keeps_outputs=kept)
+        compiled = Compiled(label, step, strategy.topology, layout, keeps_outputs=kept)
         by_operation = ByOperation(step, strategy.topology)
     if not is_compiled(model):
         return by_operation

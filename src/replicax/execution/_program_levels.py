@@ -104,7 +104,8 @@ class _Level:
             self.touched.nested.update(dict.fromkeys(touched.all()))
 
     def skips_computing(self) -> bool:
-        if not self.is_first_pass or self.captures.thorough:
+        # A first pass that finds no variable is the program.
+        if not self.is_first_pass or self.captures.thorough or not self.touched:
             return False
         self.captures.skipped = True
         return True

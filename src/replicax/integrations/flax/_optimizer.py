@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
+import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 
@@ -54,6 +56,10 @@ class Summing:
                 "sums gradients over the replicas (`all_reduce`), which cannot meet inside a "
                 "program of one of them. Use `rx.function(step)` instead of `nnx.jit(step)`."
             ) from error
+        program = _context.current().program
+        if program is not None and program.skips_computing():
+            # New arrays: by these it is seen that the update writes the state.
+            return jax.tree.map(jnp.copy, (updates, state))
         return self.tx.update(updates, state, params, **{**extra, **shared})
 
 

@@ -18,12 +18,13 @@ VERSIONS = {"replicax": rx.__version__, "jax": jax.__version__}
 TRAINING_VERSIONS = {**VERSIONS, "optax": optax.__version__}
 
 
-def serve_replicax(compiled: bool) -> None:
-    serve(lambda cell: build(cell, compiled), TRAINING_VERSIONS)
+def serve_replicax(compiled: bool, strategy_of: Callable[[int], rx.Strategy] | None = None) -> None:
+    """Serve training steps under `strategy_of(replicas)`; by default it is mirrored."""
+    make = strategy_of or mirrored_strategy
+    serve(lambda cell: build(cell, make(cell.replicas), compiled), TRAINING_VERSIONS)
 
 
-def build(cell: Cell, compiled: bool) -> Callable[[], float]:
-    strategy = mirrored_strategy(cell.replicas)
+def build(cell: Cell, strategy: rx.Strategy, compiled: bool) -> Callable[[], float]:
     train = training_of(cell, strategy)
     batch = constant_batch(cell, strategy)
     step_of_all = rx.function(train) if compiled else train
@@ -31,8 +32,16 @@ def build(cell: Cell, compiled: bool) -> Callable[[], float]:
 
 
 def mirrored_strategy(replicas: int) -> rx.Strategy:
+    return rx.MirroredStrategy(cpus(replicas))
+
+
+def sharded_strategy(replicas: int) -> rx.Strategy:
+    return rx.FullyShardedStrategy(cpus(replicas))
+
+
+def cpus(count: int) -> list[str]:
     jax.config.update("jax_platforms", "cpu")  # so that a machine with a GPU measures the same
-    return rx.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    return [f"CPU:{index}" for index in range(count)]
 
 
 def training_of(cell: Cell, strategy: rx.Strategy) -> Callable[[Any, Any], jax.Array]:

@@ -19,15 +19,18 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 def build(cell: Cell, worker: Worker) -> Callable[[], float]:
     """Return the training step of one replica, which waits for the others."""
     join(worker)
+    return training_of(DistributedDataParallel(network_of(cell)), cell, worker)
+
+
+def training_of(model: nn.Module, cell: Cell, worker: Worker) -> Callable[[], float]:
     problem = problem_of(cell)
-    model = DistributedDataParallel(network_of(cell))
     optimizer = torch.optim.SGD(model.parameters(), lr=cell.learning_rate)
     rows = torch.from_numpy(problem.rows[worker.index])
     labels = torch.from_numpy(problem.labels[worker.index]).long()
 
     def train() -> float:
         optimizer.zero_grad()
-        # A mean over the replica's rows: DDP averages the gradients over the replicas, and the
+        # A mean over the replica's rows: PyTorch averages the gradients over the replicas, and the
         # average of these means is the sum over all rows divided by the global batch.
         loss = nn.functional.cross_entropy(model(rows), labels)
         loss.backward()

@@ -31,8 +31,12 @@ def in_parts(shape: tuple[int, ...], dtype: object) -> list[int]:
     return [2 if axis == shape.index(largest) else 1 for axis in range(len(shape))]
 
 
-def fully_sharded(count: int) -> Callable[[], rx.Strategy]:
-    return lambda: rx.FullyShardedStrategy(cpus(count), variable_partitioner=in_parts)
+def fully_sharded(replicas: int, devices: int = 1) -> Callable[[], rx.Strategy]:
+    return lambda: rx.FullyShardedStrategy(
+        cpus(replicas * devices),
+        variable_partitioner=in_parts,
+        logical_devices_per_replica=devices,
+    )
 
 
 def central(count: int, parameter_device: str) -> Callable[[], rx.Strategy]:
@@ -48,6 +52,7 @@ STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
     "mirrored 8": mirrored(8),
     "mirrored 2 of 2": logical(2, 2),
     "fully sharded 2": fully_sharded(2),
+    "fully sharded 2 of 2": fully_sharded(2, 2),
     "central 1": central(1, "CPU:0"),
     "central 2": central(2, "CPU:0"),
     "central 3, apart": central(3, "CPU:7"),
@@ -85,7 +90,14 @@ if "STRATEGIES" in os.environ and "TF_CONFIG" not in os.environ:
 collect_ignore = ["typed_idioms.py"]
 
 # These take long, or show the same as others: `make test` leaves them to `make test-all`.
-SLOW_STRATEGIES = ("mirrored 1", "mirrored 3", "mirrored 8", "central 1", "central 3, apart")
+SLOW_STRATEGIES = (
+    "mirrored 1",
+    "mirrored 3",
+    "mirrored 8",
+    "fully sharded 2 of 2",
+    "central 1",
+    "central 3, apart",
+)
 
 
 @pytest.fixture(

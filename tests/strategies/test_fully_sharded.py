@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from contextlib import nullcontext
 
 import jax.numpy as jnp
 import numpy as np
@@ -227,15 +228,84 @@ def test_checkpoints_are_restored_in_another_layout(tmp_path):
     ]  # fmt: skip
 
 
-def test_state_is_divided_over_replicas_of_one_device():
-    class Divided(rx.Strategy):
-        def __init__(self):
-            topology = rx.Topology.of(cpus(2), logical_devices_per_replica=2)
-            placement = rx.parts.ShardedPlacement()
-            super().__init__(rx.StrategyExtended(self, topology=topology, placement=placement))
+class InBlocks:
+    """A network whose weights are divided over replicas and over the devices of each."""
 
-    with Divided().scope(), pytest.raises(ValueError, match=r"one device each; got 1 x 2"):
-        rx.Variable(np.zeros((200, 100)))
+    def __init__(self, strategy, compiled=True, steps=10):
+        random = np.random.default_rng(0)
+        self.variables = []
+        with strategy.scope():
+            for rows, columns, parts in ((128, 256, [1, 2]), (256, 128, [2, 1])):
+                value = random.normal(size=(rows, columns)).astype("f") / 10
+                several = strategy.topology.logical_devices_per_replica > 1
+                with strategy.extended.partition(parts) if several else nullcontext():
+                    self.variables.append(rx.Variable(value, name=f"weight_{rows}"))
+            # It stays whole on the devices of a replica.
+            self.variables.append(rx.Variable(np.ones((128, 130), "f") / 10, name="whole"))
+            self.optimizer = rx.Optimizer(
+                optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
+            )
+        step = rx.function(self.step) if compiled else self.step
+        self.losses = []
+        for _ in range(steps):
+            x = strategy.split(random.normal(size=(8, 128)).astype("f"))
+            losses = strategy.run(step, args=(x,))
+            self.losses.append(float(strategy.reduce("SUM", losses, axis=None)))
+
+    def step(self, x):
+        first, second, third = self.variables
+
+        def loss():
+            return (jnp.tanh(jnp.tanh(x @ first) @ second @ third.value) ** 2).mean() / 4
+
+        return self.optimizer.minimize(loss, self.variables)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_state_is_divided_over_replicas_and_logical_devices(compiled):
+    strategy = rx.FullyShardedStrategy(cpus(8), logical_devices_per_replica=2)
+    trained = InBlocks(strategy, compiled)
+    same(trained, InBlocks(rx.MirroredStrategy(cpus(4))))
+    arrays = [storage_of(variable).lift(strategy.topology) for variable in trained.variables]
+    shapes = [{shard.data.shape for shard in array.addressable_shards} for array in arrays]
+    assert shapes == [{(32, 128)}, {(128, 32)}, {(32, 130)}]
+    read = trained.variables[0].value
+    assert read.shape == (128, 256)
+    trained.variables[0].assign(2 * read)
+    equal(trained.variables[0].numpy(), 2 * np.asarray(read))
+
+
+def test_one_dimension_over_replicas_and_logical_devices():
+    strategy = rx.FullyShardedStrategy(
+        cpus(4), variable_partitioner=lambda *_: [2], logical_devices_per_replica=2
+    )
+    with strategy.scope(), strategy.extended.partition([2]):
+        even, odd = (rx.Variable(np.arange(size, dtype="f")) for size in (8, 6))
+    quarters = storage_of(even).lift(strategy.topology).addressable_shards
+    assert sorted(shard.data.tolist() for shard in quarters) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    # Three numbers per replica do not divide by two: the logical devices alone divide it.
+    assert layouts([even, odd]) == [StateLayout.SHARDED, StateLayout.REPLICATED]
+    strategy.run(rx.function(lambda: even.value.sum()))
+    for variable in (even, odd):
+        equal(variable.numpy(), np.arange(variable.shape[0]))
+
+
+def test_checkpoints_of_state_in_blocks(tmp_path):
+    strategy = rx.FullyShardedStrategy(cpus(8), logical_devices_per_replica=2)
+    trained = InBlocks(strategy, steps=1)
+    values = [variable.numpy() for variable in trained.variables]
+    path = rx.Checkpoint(weights=trained.variables).save(tmp_path / "blocks")
+    for other in (strategy, rx.MirroredStrategy(cpus(2)), rx.FullyShardedStrategy(cpus(4))):
+        with other.scope():
+            variables = [rx.Variable(np.zeros_like(value)) for value in values]
+        rx.Checkpoint(weights=variables).restore(path)
+        for variable, value in zip(variables, values, strict=True):
+            equal(variable.numpy(), value)
+    for variable in trained.variables:
+        variable.assign(np.zeros(variable.shape, "f"))
+    rx.Checkpoint(weights=trained.variables).restore(path)
+    for variable, value in zip(trained.variables, values, strict=True):
+        equal(variable.numpy(), value)
 
 
 def test_a_partitioner_names_one_dimension():

@@ -30,6 +30,8 @@ class FullyShardedStrategy(Strategy):
         that divides by the number of replicas.
       regather: Whether compiled functions that compute gradients gather variables once more for
         the backward pass, instead of keeping them whole from the forward pass on.
+      logical_devices_per_replica: How many devices, one after another, form a replica. What
+        `extended.partition` divides over these is divided over the replicas as well.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> strategy = rx.FullyShardedStrategy(["CPU:0", "CPU:1"])
@@ -45,11 +47,15 @@ class FullyShardedStrategy(Strategy):
         *,
         variable_partitioner: VariablePartitioner | None = None,
         regather: bool = True,
+        logical_devices_per_replica: int = 1,
     ) -> None:
         super().__init__(
             StrategyExtended(
                 self,
-                topology=Topology.of(best_devices() if devices is None else devices),
+                topology=Topology.of(
+                    best_devices() if devices is None else devices,
+                    logical_devices_per_replica=logical_devices_per_replica,
+                ),
                 placement=ShardedPlacement(variable_partitioner, regather=regather),
                 communication_options=CommunicationOptions(
                     bytes_per_pack=ShardedPlacement.bytes_per_pack
@@ -71,6 +77,7 @@ class MultiWorkerFullyShardedStrategy(Strategy):
       communication_options: How values are combined where a call does not say.
       variable_partitioner: Chooses the dimension that is divided, as of `FullyShardedStrategy`.
       regather: Whether variables are gathered once more for the backward pass, likewise.
+      logical_devices_per_replica: How many devices of a worker, one after another, form a replica.
 
     >>> import replicax as rx
     >>> strategy = rx.MultiWorkerFullyShardedStrategy()
@@ -85,9 +92,12 @@ class MultiWorkerFullyShardedStrategy(Strategy):
         *,
         variable_partitioner: VariablePartitioner | None = None,
         regather: bool = True,
+        logical_devices_per_replica: int = 1,
     ) -> None:
         options = communication_options or CommunicationOptions()
         if isinstance(options, CommunicationOptions) and not options.bytes_per_pack:
             options = replace(options, bytes_per_pack=ShardedPlacement.bytes_per_pack)
         placement = ShardedPlacement(variable_partitioner, regather=regather)
-        super().__init__(multi_worker(self, cluster_resolver, options, placement=placement))
+        super().__init__(
+            multi_worker(self, cluster_resolver, options, logical_devices_per_replica, placement)
+        )

@@ -57,6 +57,7 @@ class Divided(Storage):
       division: What is divided.
       regather: Whether programs gather it once more for the backward pass.
       keeper: As of `Storage`. Its array is that of all parts, which must not have padding.
+      logical: How each part is divided over the logical devices of its replica.
     """
 
     layout = StateLayout.SHARDED
@@ -73,12 +74,15 @@ class Divided(Storage):
         division: Division,
         regather: bool,
         keeper: Keeper | None = None,
+        logical: PartitionSpec | None = None,
     ) -> None:
         super().__init__(name, shape, None, keeper)
+        self._logical = logical or PartitionSpec()
+        self._layout = division.spec_with(self._logical)
         self.division = division
         self._gather = replicax_gather if regather else replicax_gather_once
         self.topology = strategy.topology
-        self._copies = Replicated(name, shape, None, strategy)  # the rules for whole copies
+        self._copies = Replicated(name, shape, None, strategy, logical)  # the rules for copies
         self._padded = (*shape[: division.axis], division.chunk * division.parts)
         self._padded += shape[division.axis + 1 :]
 
@@ -110,7 +114,8 @@ class Divided(Storage):
         return self.division.spec if topology == self.topology else PartitionSpec()
 
     def sharding(self, topology: Topology) -> NamedSharding:
-        return NamedSharding(topology.mesh, self.spec(topology))
+        own = topology == self.topology
+        return NamedSharding(topology.mesh, self._layout if own else PartitionSpec())
 
     def array_shape(self, inside: bool, topology: Topology | None) -> tuple[int, ...]:
         foreign = topology is not None and topology != self.topology
@@ -206,7 +211,7 @@ class Divided(Storage):
         return transaction.shared(self, state, self._gathered)
 
     def _gathered(self, state: DividedState) -> Mirrored:
-        gather = functools.partial(_whole_of_parts, self.division, self.topology)
+        gather = functools.partial(_whole_of_parts, self.division, self._logical, self.topology)
         with jax.ensure_compile_time_eval():
             array = dispatch(self.topology, f"reading variable {self.name!r}", gather, state.parts)
         return Mirrored.from_array(array, self.topology)
@@ -215,7 +220,7 @@ class Divided(Storage):
         """Return the state in which every replica has its part of an array."""
         with jax.ensure_compile_time_eval():
             padded = self.division.padded(array)
-            return DividedState(parts=self.topology.lay_out(padded, self.division.spec))
+            return DividedState(parts=self.topology.lay_out(padded, self._layout))
 
     def _require_equal(self, copies: Mirrored) -> None:
         first, *others = (np.asarray(copy) for copy in copies.values)
@@ -230,5 +235,8 @@ class Divided(Storage):
         )
 
 
-def _whole_of_parts(division: Division, topology: Topology, parts: jax.Array) -> jax.Array:
-    return division.unpadded(topology.replicate(parts))
+def _whole_of_parts(
+    division: Division, logical: PartitionSpec, topology: Topology, parts: jax.Array
+) -> jax.Array:
+    whole = division.unpadded(topology.replicate(parts))
+    return topology.lay_out(whole, logical) if logical else whole

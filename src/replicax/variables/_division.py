@@ -57,6 +57,13 @@ class Division:
     def spec(self) -> PartitionSpec:
         return PartitionSpec(*[None] * self.axis, REPLICA_AXIS)
 
+    def spec_with(self, logical: PartitionSpec) -> PartitionSpec:
+        """Return the layout of parts that are divided over logical devices as well."""
+        axes = [*logical, *[None] * (self.axis + 1 - len(logical))]
+        own = axes[self.axis] or ()
+        axes[self.axis] = (REPLICA_AXIS, *((own,) if isinstance(own, str) else own))
+        return PartitionSpec(*axes) if logical else self.spec
+
     def part_of(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a part of an array of `shape`."""
         return (*shape[: self.axis], self.chunk, *shape[self.axis + 1 :])
@@ -77,12 +84,22 @@ def division_of(
     dtype: np.dtype,
     parts: int,
     partitioner: VariablePartitioner | None = None,
+    logical: tuple[int, ...] | None = None,
 ) -> Division | None:
     """Return how an array is divided; None if it stays whole.
 
     By default one of at least 64 KiB is divided along its largest dimension that divides by the
     number of parts, or else along its largest one.
+
+    Args:
+      shape: The shape of the array.
+      dtype: Its dtype.
+      parts: The number of parts.
+      partitioner: Chooses the dimension instead.
+      logical: The number of parts, per dimension, over the logical devices of each replica.
+        Dimensions that these leave whole come first.
     """
+    per_part = logical or (1,) * len(shape)
     # Random keys, which are not numbers, stay whole.
     if parts == 1 or not shape or not jnp.issubdtype(dtype, np.generic):
         return None
@@ -92,10 +109,11 @@ def division_of(
         axis = None
     else:
         axes = range(len(shape))
-        axis = max(axes, key=lambda i: (shape[i] % parts == 0, shape[i]))
+        axis = max(axes, key=lambda i: (per_part[i] == 1, shape[i] % parts == 0, shape[i]))
     if axis is None or shape[axis] < 2:
         return None
-    return Division(axis, shape[axis], parts)
+    division = Division(axis, shape[axis], parts)
+    return None if division.chunk % per_part[axis] else division
 
 
 def _chosen_by(

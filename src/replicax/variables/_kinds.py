@@ -86,7 +86,10 @@ class MirroredVariable(Variable):
         regather: bool,
     ) -> MirroredVariable:
         """Create a variable that is divided over replicas; programs cannot tell the difference."""
-        storage = Divided(request.name, array.shape, strategy, division, regather)
+        _, logical = layout_of(request, strategy.topology, array.shape)
+        storage = Divided(
+            request.name, array.shape, strategy, division, regather, logical=logical or None
+        )
         begin_alike(storage, strategy.topology, array, storage.state_of_copies)
         return cls._made(request, strategy, storage, ON_WRITE, array.dtype)
 

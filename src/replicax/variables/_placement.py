@@ -17,6 +17,7 @@ from replicax.variables._computed_at_once import computed_at_once
 from replicax.variables._creation import VariableRequest
 from replicax.variables._divided_storage import Divided
 from replicax.variables._division import Division, VariablePartitioner, division_of
+from replicax.variables._initial import layout_of
 from replicax.variables._kinds import (
     AggregatingVariable,
     MirroredVariable,
@@ -103,12 +104,12 @@ class ShardedPlacement(VariablePlacement):
     def create(
         self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
     ) -> Variable:
-        _require_replicas_of_one_device(strategy)
         if request.synchronization is VariableSynchronization.ON_READ:
             return SyncOnReadVariable.create(request, strategy)
-        array = request.initial_array()
+        array, topology = request.initial_array(), strategy.topology
+        request, _ = layout_of(request, topology, array.shape, colocate_with)
         request = replace(request, initial_value=array)
-        division = self.division(array, strategy.topology, colocate_with)
+        division = self.division(array, topology, colocate_with, request.partition)
         if division is None:
             return MirroredVariable.create(request, strategy, colocate_with)
         return MirroredVariable.create_divided(request, strategy, array, division, self.regather)
@@ -135,13 +136,18 @@ class ShardedPlacement(VariablePlacement):
         return None if division is None or division.padding else division
 
     def division(
-        self, array: jax.Array | jax.ShapeDtypeStruct, topology: Topology, colocate_with: object
+        self,
+        array: jax.Array | jax.ShapeDtypeStruct,
+        topology: Topology,
+        colocate_with: object,
+        logical: tuple[int, ...] | None = None,
     ) -> Division | None:
         """Return how a variable is divided: a slot like its variable, whatever its dtype."""
         if isinstance(colocate_with, Variable) and colocate_with.shape == array.shape:
             beside = storage_of(colocate_with)
             return beside.division if isinstance(beside, Divided) else None
-        return division_of(array.shape, array.dtype, topology.num_replicas, self._partitioner)
+        parts = topology.num_replicas
+        return division_of(array.shape, array.dtype, parts, self._partitioner, logical)
 
 
 @final
@@ -175,15 +181,6 @@ class OneDevicePlacement(VariablePlacement):
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices
-
-
-def _require_replicas_of_one_device(strategy: StrategyLike) -> None:
-    topology = strategy.topology
-    if topology.logical_devices_per_replica > 1:
-        raise InvalidArgument(
-            f"State is divided over replicas of one device each; got {topology}. Use "
-            "`rx.parts.MirroredPlacement()`."
-        )
 
 
 def _require_one_device(strategy: StrategyLike) -> None:

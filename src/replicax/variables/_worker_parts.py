@@ -62,7 +62,7 @@ class WorkerParts:
 
 
 def worker_parts(variable: Variable) -> WorkerParts | None:
-    """Return the parts that the workers have of a variable; None if it is not divided.
+    """Return the parts that the workers have of a variable; None if these are not one each.
 
     A variable that is divided over the devices of this process is all in one part.
     """
@@ -70,6 +70,8 @@ def worker_parts(variable: Variable) -> WorkerParts | None:
     if not isinstance(storage, Divided):
         return None
     division, topology = storage.division, storage.topology
+    if topology.logical_devices_per_replica > 1:
+        return None
     if not topology.spans_processes:
         return WorkerParts(division.axis, (0, division.size))
     owners = [devices[0].process_index for devices in topology.devices]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import click
+from contestants._tiny_program import Program
 from report import describe_machine, microseconds, print_versions, spread, table_of
 from rich.console import Console
 from targets import Target
@@ -22,7 +23,7 @@ AT_MOST_MICROSECONDS_A_VARIABLE = 1
 
 def measure_overhead(rounds: int) -> list[TinyTimes]:
     return [
-        measure_tiny_step(TinyStep(REPLICAS, variables, rounds, calls, compiles=1))
+        measure_tiny_step(TinyStep(Program(variables), REPLICAS, rounds, calls, compiles=1))
         for variables, calls in CALLS_OF_A_ROUND.items()
     ]
 
@@ -30,14 +31,14 @@ def measure_overhead(rounds: int) -> list[TinyTimes]:
 def microseconds_a_variable(measured: Sequence[TinyTimes]) -> float:
     """Return the slope between the fewest and the most variables."""
     few, many = measured[0], measured[-1]
-    more = many.asked.variables - few.asked.variables
+    more = many.asked.program.variables - few.asked.program.variables
     return 1e6 * (many.overhead - few.overhead) / more
 
 
 def print_overhead(console: Console, measured: Sequence[TinyTimes]) -> None:
     table = table_of(
         f"Host overhead of a compiled step, {REPLICAS} replicas, "
-        f"{len(measured[0].replicax)} interleaved rounds",
+        f"{len(measured[0].overheads)} interleaved rounds",
         "variables",
         "replicax,\nus/step",
         "jax.jit,\nus/step",
@@ -47,17 +48,17 @@ def print_overhead(console: Console, measured: Sequence[TinyTimes]) -> None:
     )
     for times in measured:
         table.add_row(
-            f"{times.asked.variables:,}",
-            microseconds(median(times.replicax)),
-            microseconds(median(times.jax)),
+            f"{times.asked.program.variables:,}",
+            microseconds(median(times.later_calls["replicax"])),
+            microseconds(median(times.later_calls["jax"])),
             microseconds(times.overhead),
             spread(times.overheads, microseconds),
-            f"{1e6 * times.overhead / times.asked.variables:.2f}",
+            f"{1e6 * times.overhead / times.asked.program.variables:.2f}",
         )
     console.print(table)
     console.print(
-        f"from {measured[0].asked.variables} to {measured[-1].asked.variables:,} variables, each "
-        f"variable more adds {microseconds_a_variable(measured):.2f} us"
+        f"from {measured[0].asked.program.variables} to {measured[-1].asked.program.variables:,} "
+        f"variables, each variable more adds {microseconds_a_variable(measured):.2f} us"
     )
 
 
@@ -65,7 +66,7 @@ def overhead_targets(measured: Sequence[TinyTimes]) -> list[Target]:
     few = measured[0]
     return [
         Target.at_most(
-            f"us that replicax adds to a step with {few.asked.variables} variables",
+            f"us that replicax adds to a step with {few.asked.program.variables} variables",
             AT_MOST_MICROSECONDS,
             1e6 * few.overhead,
         ),

@@ -196,6 +196,14 @@ def print_targets(console: Console, targets: Sequence[Target]) -> None:
     console.print(table)
 
 
+def print_picture(console: Console, what: str, path: Path, drawn: bool) -> None:
+    console.print(
+        f"{what} in {path}."
+        if drawn
+        else f"matplotlib is missing: {path} is left out. It comes with the extra `bench`."
+    )
+
+
 def table_of(title: str, *columns: str, words: Sequence[str] = ()) -> Table:
     """Make a table whose columns hold numbers, except those named in `words`."""
     table = Table(title=title)

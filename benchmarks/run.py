@@ -18,6 +18,14 @@ from first_step import (
     measure_first_steps,
     print_first_steps,
 )
+from growth import (
+    PICTURE,
+    QUICK_AXES,
+    QUICK_SIZES,
+    draw_picture,
+    measure_growth,
+    print_growth,
+)
 from keras_fit import FIT_CELLS, fit_targets, measure_fit, print_fit
 from many_steps import (
     MANY_STEPS_CELLS,
@@ -37,6 +45,7 @@ from plot import draw_ratios
 from report import (
     WIDTH,
     describe_machine,
+    print_picture,
     print_targets,
     print_training,
     print_versions,
@@ -93,6 +102,8 @@ def main(
         QUICK_ROUNDS if quick else ROUNDS, QUICK_VARIABLES if quick else VARIABLES
     )
 
+    growth = measure_growth(1, QUICK_AXES, QUICK_SIZES) if quick else measure_growth()
+
     console = Console(width=WIDTH)
     console.print(header, highlight=False)
     print_versions(
@@ -110,6 +121,7 @@ def main(
     print_overhead(console, overhead)
     print_scaling(console, scaling)
     print_first_steps(console, first_steps)
+    print_growth(console, growth)
     if not quick:  # two rounds are no evidence
         targets = [
             training_targets(compiled),
@@ -122,12 +134,9 @@ def main(
         ]
         print_targets(console, [target for some in targets for target in some])
     if plot is not None:
-        drawn = draw_ratios(plot, compiled)
-        console.print(
-            f"The ratios are drawn in {plot}."
-            if drawn
-            else "matplotlib is missing: the plot is left out. It comes with the extra `bench`."
-        )
+        print_picture(console, "The ratios are drawn", plot, draw_ratios(plot, compiled))
+    if not quick:
+        draw_picture(console, PICTURE, growth)
 
 
 if __name__ == "__main__":

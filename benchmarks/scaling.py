@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import click
+from contestants._tiny_program import Program
 from report import describe_machine, microseconds, print_versions, spread, table_of
 from rich.console import Console
 from tiny_steps import TinyStep, TinyTimes, measure_tiny_step
@@ -21,14 +22,14 @@ COMPILES = 5
 
 def measure_scaling(rounds: int, replicas: Sequence[int] = REPLICAS) -> list[TinyTimes]:
     return [
-        measure_tiny_step(TinyStep(count, VARIABLES, rounds, CALLS_OF_A_ROUND, COMPILES))
+        measure_tiny_step(TinyStep(Program(VARIABLES), count, rounds, CALLS_OF_A_ROUND, COMPILES))
         for count in replicas
     ]
 
 
 def print_scaling(console: Console, measured: Sequence[TinyTimes]) -> None:
     table = table_of(
-        f"Virtual CPU devices, {VARIABLES} variables, {len(measured[0].replicax)} interleaved "
+        f"Virtual CPU devices, {VARIABLES} variables, {len(measured[0].overheads)} interleaved "
         f"rounds, {COMPILES} compilations",
         "replicas",
         "replicax,\nus/step",
@@ -41,12 +42,12 @@ def print_scaling(console: Console, measured: Sequence[TinyTimes]) -> None:
     for times in measured:
         table.add_row(
             str(times.asked.replicas),
-            microseconds(median(times.replicax)),
-            microseconds(median(times.jax)),
+            microseconds(median(times.later_calls["replicax"])),
+            microseconds(median(times.later_calls["jax"])),
             microseconds(times.overhead),
             spread(times.overheads, microseconds),
-            f"{1e3 * median(times.replicax_first):.0f}",
-            f"{1e3 * median(times.jax_first):.0f}",
+            f"{1e3 * median(times.first_calls['replicax']):.0f}",
+            f"{1e3 * median(times.first_calls['jax']):.0f}",
         )
     console.print(table)
     console.print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import optax
 from _batches import arrays_of
 from _problem import Cell, problem_of
 from _protocol import serve
+from _workers import Worker
 
 import replicax as rx
 
@@ -29,6 +31,17 @@ def build(cell: Cell, strategy: rx.Strategy, compiled: bool) -> Callable[[], flo
     batch = constant_batch(cell, strategy)
     step_of_all = rx.function(train) if compiled else train
     return lambda: float(step_of_all(*batch))
+
+
+def strategy_of(replicas: int, worker: Worker | None) -> rx.Strategy:
+    """Make a strategy with all replicas in this process, or with one in each worker."""
+    return mirrored_strategy(replicas) if worker is None else multi_worker_strategy(worker)
+
+
+def multi_worker_strategy(worker: Worker) -> rx.Strategy:
+    jax.config.update("jax_platforms", "cpu")
+    os.environ["TF_CONFIG"] = worker.tf_config
+    return rx.MultiWorkerMirroredStrategy()
 
 
 def mirrored_strategy(replicas: int) -> rx.Strategy:

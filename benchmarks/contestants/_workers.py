@@ -169,6 +169,38 @@ class _Others:
                 raise RuntimeError(f"Worker {index} said {line!r} and not {expected!r}.")
 
 
+def answer_question(measure: Callable[..., Mapping[str, object]]) -> None:
+    """Print what `measure` returns for the question in the arguments, as one line of JSON.
+
+    If that asks for several workers, this is worker 0: it starts the others, and all of them
+    measure, but only its own answer is printed.
+
+    Args:
+        measure: Called with what the question holds, but with a `worker` for its `workers`; that
+            is None if there are no others.
+    """
+    question = json.loads(sys.argv[1])
+    workers = question.pop("workers")
+    answers = answers_only()
+    if PLACE in os.environ:
+        measure(**question, worker=Worker(**json.loads(os.environ[PLACE])))
+        return
+    worker = start_others(workers) if workers > 1 else None
+    print(json.dumps(measure(**question, worker=worker)), file=answers)
+
+
+def start_others(workers: int) -> Worker:
+    """Start this script again as the other workers, which end when this process does."""
+    addresses = free_addresses(workers)
+    for index in range(1, workers):
+        subprocess.Popen(
+            [sys.executable, *sys.argv],
+            env={**os.environ, PLACE: json.dumps({"index": index, "addresses": addresses})},
+            stdout=subprocess.DEVNULL,
+        )
+    return Worker(0, addresses)
+
+
 def nothing_to_compare(returned: Any) -> float:
     """Return 0, for steps that have waited already, and whose results are not compared."""
     return 0.0

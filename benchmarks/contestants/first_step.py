@@ -8,10 +8,6 @@ several workers has one; worker 0 starts the others and measures.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _protocol import answers_only, with_python
-from _replicax import TRAINING_VERSIONS, mirrored_strategy
-from _workers import PLACE, Worker, free_addresses
+from _protocol import with_python
+from _replicax import TRAINING_VERSIONS, strategy_of
+from _workers import Worker, answer_question
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax_shard_map import use_cpus
 
 import replicax as rx
 
@@ -61,12 +58,7 @@ def loss_of(params: Any, rows: jax.Array) -> jax.Array:
 
 
 def replicax_form(variables: int, optimizer: str, worker: Worker | None) -> Call:
-    if worker is None:
-        strategy = mirrored_strategy(REPLICAS)
-    else:
-        jax.config.update("jax_platforms", "cpu")
-        os.environ["TF_CONFIG"] = worker.tf_config
-        strategy = rx.MultiWorkerMirroredStrategy()
+    strategy = strategy_of(REPLICAS, worker)
     with strategy.scope():
         params = rx.make_variables(params_of(variables))
         tx = rx.Optimizer(OPTIMIZERS[optimizer](RATE))
@@ -87,11 +79,7 @@ def replicax_form(variables: int, optimizer: str, worker: Worker | None) -> Call
 
 
 def jax_form(variables: int, optimizer: str, worker: Worker | None) -> Call:
-    jax.config.update("jax_platforms", "cpu")
-    if worker is None:
-        jax.config.update("jax_num_cpu_devices", REPLICAS)
-    else:
-        jax.distributed.initialize(worker.addresses[0], len(worker.addresses), worker.index)
+    use_cpus(REPLICAS, worker)
     mesh = Mesh(np.array(jax.devices()), (AXIS,))
     same, split = PartitionSpec(), PartitionSpec(AXIS)
     tx = OPTIMIZERS[optimizer](RATE)
@@ -127,7 +115,7 @@ FORMS = {"replicax": replicax_form, "jax": jax_form}
 
 
 def measure(
-    *, form: str, variables: int, optimizer: str, workers: int, place: Worker | None = None
+    *, form: str, variables: int, optimizer: str, worker: Worker | None
 ) -> dict[str, object]:
     """Measure the time until the first loss is there, and this process' seconds of CPU."""
     durations: dict[str, float] = {}
@@ -136,7 +124,7 @@ def measure(
         name = event.rpartition("/")[2]
         durations[name] = durations.get(name, 0.0) + duration_secs
 
-    call = FORMS[form](variables, optimizer, place)
+    call = FORMS[form](variables, optimizer, worker)
     # A later program of the same kind needs these as well: the client, its threads, the caches.
     jax.block_until_ready(jax.jit(jnp.sin)(1.0))
     jax.monitoring.register_event_duration_secs_listener(note)
@@ -152,24 +140,5 @@ def measure(
     }
 
 
-def among_workers(question: dict[str, Any]) -> dict[str, object]:
-    """Start the other workers, and measure in this one as worker 0."""
-    addresses = free_addresses(question["workers"])
-    for index in range(1, len(addresses)):
-        # They are not awaited: they end when this one does.
-        subprocess.Popen(
-            [sys.executable, *sys.argv],
-            env={**os.environ, PLACE: json.dumps({"index": index, "addresses": addresses})},
-            stdout=subprocess.DEVNULL,
-        )
-    return measure(**question, place=Worker(0, addresses))
-
-
 if __name__ == "__main__":
-    question = json.loads(sys.argv[1])
-    if PLACE in os.environ:
-        measure(**question, place=Worker(**json.loads(os.environ[PLACE])))
-    else:
-        answers = answers_only()
-        alone = question["workers"] == 1
-        print(json.dumps(measure(**question) if alone else among_workers(question)), file=answers)
+    answer_question(measure)

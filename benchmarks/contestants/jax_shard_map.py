@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from _problem import Cell, problem_of
 from _protocol import serve
+from _workers import Worker
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXIS = "replica"
@@ -25,9 +26,13 @@ def build(cell: Cell) -> Callable[[], float]:
     return lambda: float(train())
 
 
-def use_cpus(count: int) -> None:
+def use_cpus(count: int, worker: Worker | None = None) -> None:
+    """Use as many CPU devices in this process, or one in each of as many workers."""
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", count)
+    if worker is None:
+        jax.config.update("jax_num_cpu_devices", count)
+    else:
+        jax.distributed.initialize(worker.addresses[0], len(worker.addresses), worker.index)
 
 
 def training_of(cell: Cell) -> Callable[[], jax.Array]:

@@ -8,12 +8,11 @@ from typing import Any
 import jax
 from _problem import Cell
 from _workers import Worker, serve_workers
-from jax_shard_map import training_of
+from jax_shard_map import training_of, use_cpus
 
 
 def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
-    jax.config.update("jax_platforms", "cpu")
-    jax.distributed.initialize(worker.addresses[0], len(worker.addresses), worker.index)
+    use_cpus(cell.replicas, worker)
     return training_of(cell)  # its steps are dispatched, and awaited at the end of a turn
 
 

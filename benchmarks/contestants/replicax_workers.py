@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from _problem import Cell
-from _replicax import TRAINING_VERSIONS, constant_batch, training_of
+from _replicax import TRAINING_VERSIONS, constant_batch, multi_worker_strategy, training_of
 from _workers import Worker, serve_workers
 
 import replicax as rx
 
 
 def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
-    jax.config.update("jax_platforms", "cpu")
-    os.environ["TF_CONFIG"] = worker.tf_config
-    strategy = rx.MultiWorkerMirroredStrategy()
+    strategy = multi_worker_strategy(worker)
     train = rx.function(training_of(cell, strategy))
     batch = constant_batch(cell, strategy)
     return lambda: train(*batch)

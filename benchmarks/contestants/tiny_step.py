@@ -1,33 +1,30 @@
 """The smallest possible step, in replicax and by hand in JAX: the cost of first and later calls.
 
-Both run in one process, on one mesh. Run as
-`tiny_step.py '{"replicas": 2, "variables": 10, "rounds": 7, "calls": 200, "compiles": 3}'`, it
-prints one line of JSON; overhead.py and scaling.py ask.
+The contestants that are asked for run in one process, on the same devices. Run as
+`tiny_step.py '{"contestants": ["replicax", "jax"], "program": {"variables": 10}, "replicas": 2,
+"workers": 1, "collective": false, "rounds": 7, "calls": 200, "compiles": 3}'`, it prints one line
+of JSON; overhead.py, scaling.py and growth.py ask. Several workers have one replica each.
 """
 
 from __future__ import annotations
 
-import json
+import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from _protocol import with_python
-from _replicax import VERSIONS, mirrored_strategy
-from jax.sharding import PartitionSpec
+from _tiny_jax import Jax, Step
+from _tiny_program import Program
+from _workers import Worker, answer_question
+from jax_shard_map import use_cpus
 
-import replicax as rx
-
-SIZE = 8
-CONSTANT = np.ones(SIZE, np.float32)
 WARMUP_CALLS = 10
-
-Step = Callable[[], jax.Array]
+BYTES_OF_MAXRSS = 1 if sys.platform == "darwin" else 1024
 
 
 class Contestant(Protocol):
@@ -43,109 +40,71 @@ class Contestant(Protocol):
         ...
 
 
-class Replicax:
-    """A program whose step adds a constant to every variable, and sums each replica's rows."""
-
-    def __init__(self, strategy: rx.Strategy, variables: int) -> None:
-        self._strategy = strategy
-        with strategy.scope():
-            self._variables = [rx.Variable(np.zeros(SIZE, np.float32)) for _ in range(variables)]
-        self._rows = strategy.experimental_distribute_values_from_function(lambda _: CONSTANT)
-
-    def build(self, *, collective: bool) -> Step:
-        strategy = self._strategy
-
-        @rx.function
-        def step(rows: Any) -> Any:
-            for variable in self._variables:
-                variable.assign_add(CONSTANT)
-            sums = strategy.run(jnp.sum, args=(rows,))
-            return strategy.reduce(rx.ReduceOp.SUM, sums, axis=None) if collective else sums
-
-        if collective:
-            return lambda: step(self._rows)
-        return lambda: step(self._rows).array(strategy.topology)
-
-    def value(self) -> float:
-        return float(self._variables[-1].numpy()[0])
+Make = Callable[[Program], Contestant]
 
 
-class Jax:
-    """The same program by hand, with its arrays donated."""
+def join(
+    contestants: Sequence[str], replicas: int, worker: Worker | None
+) -> tuple[Mapping[str, Make], Mapping[str, str]]:
+    """Start JAX on the replicas; return what makes each contestant, and the versions."""
+    by_hand = partial(Jax, replicas=replicas)
+    if "replicax" not in contestants:
+        use_cpus(replicas, worker)
+        return {"jax": by_hand}, {"jax": jax.__version__}
+    # These are imported here because their memory is not part of what JAX takes by itself.
+    from _replicax import VERSIONS, strategy_of
+    from _tiny_replicax import Replicax
 
-    def __init__(self, strategy: rx.Strategy, variables: int) -> None:
-        self._topology = strategy.topology
-        self._arrays = [
-            self._topology.replicate(np.zeros(SIZE, np.float32)) for _ in range(variables)
-        ]
-        rows = np.tile(CONSTANT, self._topology.num_replicas)
-        self._rows = jax.device_put(rows, self._topology.split)
-
-    def build(self, *, collective: bool) -> Step:
-        mesh = self._topology.mesh
-        axis = mesh.axis_names[0]
-        split, same = PartitionSpec(axis), PartitionSpec()
-
-        def sum_of_replica(rows: jax.Array) -> jax.Array:
-            total = jnp.sum(rows)
-            return jax.lax.psum(total, axis) if collective else total[None]
-
-        def step(arrays: list[jax.Array], rows: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-            sums = jax.shard_map(
-                sum_of_replica,
-                mesh=mesh,
-                in_specs=split,
-                out_specs=same if collective else split,
-                check_vma=False,
-            )(rows)
-            return [array + CONSTANT for array in arrays], sums
-
-        jitted = jax.jit(step, donate_argnums=0)
-
-        def call() -> jax.Array:
-            self._arrays, sums = jitted(self._arrays, self._rows)
-            return sums
-
-        return call
-
-    def value(self) -> float:
-        return float(self._arrays[-1].addressable_data(0)[0])
+    strategy = strategy_of(replicas, worker)
+    makes = {"replicax": partial(Replicax, strategy=strategy), "jax": by_hand}
+    return {name: makes[name] for name in contestants}, VERSIONS
 
 
 def measure(
-    *, replicas: int, variables: int, rounds: int, calls: int, compiles: int
+    *,
+    contestants: Sequence[str],
+    program: Mapping[str, int],
+    replicas: int,
+    collective: bool,
+    rounds: int,
+    calls: int,
+    compiles: int,
+    worker: Worker | None,
 ) -> dict[str, object]:
-    """Measure the seconds of each first call, and of the median later call of each round."""
-    strategy = mirrored_strategy(replicas)
+    """Measure the seconds of each first call, and of the median later call of each round.
+
+    The first calls are those of programs with a collective; `collective` says whether the later
+    ones have one as well.
+    """
+    makes, versions = join(contestants, replicas, worker)
     # The very first compilation costs more, and is not measured.
-    for warmer in (Replicax(strategy, 1), Jax(strategy, 1)):
-        seconds_of(warmer.build(collective=True))
-    contestants: tuple[Contestant, ...] = (
-        Replicax(strategy, variables),
-        Jax(strategy, variables),
-    )
-    first_calls = [
-        [seconds_of(contestant.build(collective=True)) for contestant in contestants]
-        for _ in range(compiles)
-    ]
-    # There is no collective here: the time for replicas in threads to meet would hide the rest.
-    steps = [contestant.build(collective=False) for contestant in contestants]
+    for make in makes.values():
+        seconds_of(make(Program()).build(collective=True))
+    made = {name: make(Program(**program)) for name, make in makes.items()}
+    first_calls, steps = [], []
+    for _ in range(compiles):
+        steps = [contestant.build(collective=True) for contestant in made.values()]
+        first_calls += take_turns(steps, calls=1)
+    if not (collective and steps):
+        steps = [contestant.build(collective=collective) for contestant in made.values()]
     take_turns(steps, WARMUP_CALLS)
     later_calls = [
         [median(seconds) for seconds in zip(*take_turns(steps, calls), strict=True)]
         for _ in range(rounds)
     ]
     expected = compiles + WARMUP_CALLS + rounds * calls
-    for contestant in contestants:
+    for name, contestant in made.items():
         if contestant.value() != expected:
             raise AssertionError(
-                f"{type(contestant).__name__} took {expected} steps, and its variables are "
-                f"{contestant.value()}. They should be equal."
+                f"{name} took {expected} steps, and its variables are {contestant.value()}. They "
+                "should be equal."
             )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
-        "first_calls": dict(zip(("replicax", "jax"), zip(*first_calls, strict=True), strict=True)),
-        "later_calls": dict(zip(("replicax", "jax"), zip(*later_calls, strict=True), strict=True)),
-        "versions": with_python(VERSIONS),
+        "first_calls": {name: [row[i] for row in first_calls] for i, name in enumerate(made)},
+        "later_calls": {name: [row[i] for row in later_calls] for i, name in enumerate(made)},
+        "peak_bytes": peak * BYTES_OF_MAXRSS,
+        "versions": with_python(versions),
     }
 
 
@@ -161,4 +120,4 @@ def seconds_of(step: Step) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(**json.loads(sys.argv[1]))))
+    answer_question(measure)

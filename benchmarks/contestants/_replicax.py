@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from _batches import arrays_of
-from _problem import Cell, problem_of
+from _problem import Batch, Cell, problem_of
 from _protocol import serve
 
 import replicax as rx
@@ -25,7 +25,7 @@ def serve_replicax(compiled: bool) -> None:
 def build(cell: Cell, compiled: bool) -> Callable[[], float]:
     strategy = mirrored_strategy(cell.replicas)
     train = training_of(cell, strategy)
-    batch = constant_batch(cell, strategy)
+    batch = constant_batch(problem_of(cell), strategy)
     step_of_all = rx.function(train) if compiled else train
     return lambda: float(step_of_all(*batch))
 
@@ -64,13 +64,12 @@ def training_of(cell: Cell, strategy: rx.Strategy) -> Callable[[Any, Any], jax.A
     return train
 
 
-def constant_batch(cell: Cell, strategy: rx.Strategy) -> tuple[Any, Any]:
+def constant_batch(batch: Batch, strategy: rx.Strategy) -> tuple[Any, Any]:
     """Return rows and labels, on the replicas' devices."""
-    problem = problem_of(cell)
     return strategy.experimental_distribute_values_from_function(
         lambda context: (
-            problem.rows[context.replica_id_in_sync_group],
-            problem.labels[context.replica_id_in_sync_group],
+            batch.rows[context.replica_id_in_sync_group],
+            batch.labels[context.replica_id_in_sync_group],
         )
     )
 

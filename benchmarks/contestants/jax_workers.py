@@ -12,9 +12,13 @@ from jax_shard_map import training_of
 
 
 def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
+    join(worker)
+    return training_of(cell)  # its steps are dispatched, and awaited at the end of a turn
+
+
+def join(worker: Worker) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.distributed.initialize(worker.addresses[0], len(worker.addresses), worker.index)
-    return training_of(cell)  # its steps are dispatched, and awaited at the end of a turn
 
 
 if __name__ == "__main__":

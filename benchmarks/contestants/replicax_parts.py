@@ -5,7 +5,6 @@ workers.py starts it with the name of a part, e.g. `replicax_parts.py compute`.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +30,7 @@ def compute(cell: Cell, worker: Worker) -> Callable[[], Any]:
 
 def all_reduce(cell: Cell, worker: Worker) -> Callable[[], Any]:
     """Make a step that only sums over the workers: the gradients and the loss."""
-    strategy = _joined(worker)
+    strategy = replicax_workers.join(worker)
     gradients = _of_all(strategy, [*problem_of(cell).weights, *problem_of(cell).biases])
     loss = _of_all(strategy, problem_of(cell).biases[0][0])
 
@@ -48,16 +47,10 @@ def all_reduce(cell: Cell, worker: Worker) -> Callable[[], Any]:
 
 def call(cell: Cell, worker: Worker) -> Callable[[], Any]:
     """Make a compiled step that does nothing: the cost of a call, included in both of the above."""
-    strategy = _joined(worker)
+    strategy = replicax_workers.join(worker)
     loss = _of_all(strategy, problem_of(cell).biases[0][0])
     step = rx.function(lambda loss: strategy.run(lambda value: value + 1, args=(loss,)))
     return lambda: step(loss)
-
-
-def _joined(worker: Worker) -> rx.Strategy:
-    jax.config.update("jax_platforms", "cpu")
-    os.environ["TF_CONFIG"] = worker.tf_config
-    return rx.MultiWorkerMirroredStrategy()
 
 
 def _of_all(strategy: rx.Strategy, arrays: Any) -> Any:

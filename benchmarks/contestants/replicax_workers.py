@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from _problem import Cell
+from _problem import Cell, problem_of
 from _replicax import TRAINING_VERSIONS, constant_batch, training_of
 from _workers import Worker, serve_workers
 
@@ -15,12 +15,16 @@ import replicax as rx
 
 
 def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
+    strategy = join(worker)
+    train = rx.function(training_of(cell, strategy))
+    batch = constant_batch(problem_of(cell), strategy)
+    return lambda: train(*batch)
+
+
+def join(worker: Worker) -> rx.Strategy:
     jax.config.update("jax_platforms", "cpu")
     os.environ["TF_CONFIG"] = worker.tf_config
-    strategy = rx.MultiWorkerMirroredStrategy()
-    train = rx.function(training_of(cell, strategy))
-    batch = constant_batch(cell, strategy)
-    return lambda: train(*batch)
+    return rx.MultiWorkerMirroredStrategy()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import click
-from contestants._problem import Cell
+from contestants._problem import AnyCell
 
 CONTESTANTS = Path(__file__).parent / "contestants"
 ANSWER_LIMIT_SECONDS = 120
@@ -70,9 +70,10 @@ class ContestantProcess:
     ) -> None:
         self.end(patiently=error is None)
 
-    def send_cell(self, cell: Cell) -> None:
-        """Have the contestant build and warm up; `receive` then waits until it is ready."""
+    def build(self, cell: AnyCell) -> dict[str, Any]:
+        """Have the contestant build and warm up, and wait until it is ready."""
         self._send(json.dumps(asdict(cell)))
+        return self.receive(str(cell))
 
     def run_steps(self, steps: int) -> dict[str, Any]:
         request = f"steps {steps}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import click
-from contestants._problem import Cell
+from contestants._problem import AnyCell
 from rich.console import Console
 from rich.table import Table
 from targets import Target
@@ -27,6 +27,7 @@ class Measurement:
     versions: Mapping[str, str]
     seconds_per_step: Sequence[float]
     last_result: float  # for a training step, its loss
+    first_step_seconds: Sequence[float] = ()  # one per sitting
 
     def ratios_to(self, baseline: Measurement) -> list[float]:
         """Return the ratios, round by round: what slows the machine in a round slows both."""
@@ -40,13 +41,13 @@ class Measurement:
 class MeasuredCell:
     """All contestants of a cell; the times are divided by those of the first, the baseline."""
 
-    cell: Cell
+    cell: AnyCell
     steps: int  # per round
     measurements: Sequence[Measurement]
 
     @classmethod
     def of_sittings(
-        cls, cell: Cell, steps: int, sittings: Sequence[Sequence[Measurement]]
+        cls, cell: AnyCell, steps: int, sittings: Sequence[Sequence[Measurement]]
     ) -> MeasuredCell:
         """Join the rounds of several sittings of the same contestants."""
         return cls(
@@ -56,6 +57,7 @@ class MeasuredCell:
                 replace(
                     parts[-1],
                     seconds_per_step=[time for part in parts for time in part.seconds_per_step],
+                    first_step_seconds=[time for part in parts for time in part.first_step_seconds],
                 )
                 for parts in zip(*sittings, strict=True)
             ],
@@ -128,6 +130,11 @@ def versions_of(cells: Sequence[MeasuredCell]) -> dict[str, Mapping[str, str]]:
 
 def print_training(console: Console, title: str, cells: Sequence[MeasuredCell]) -> None:
     print_times(console, title, cells, unit="step")
+    print_agreement(console, cells)
+
+
+def print_agreement(console: Console, cells: Sequence[MeasuredCell]) -> None:
+    """Print what the ratios are, and the losses, on which the contestants agreed."""
     baseline = cells[0].baseline.contestant
     console.print(
         f"ratio: the contestant's time divided by that of {baseline}; above 1 it is slower"
@@ -166,20 +173,25 @@ def print_times(console: Console, title: str, cells: Sequence[MeasuredCell], *, 
     console.print(table)
 
 
-def print_of_cell(console: Console, cell: Cell, what: str) -> None:
+def print_of_cell(console: Console, cell: AnyCell, what: str) -> None:
     console.print(f"{cell}: {what}", highlight=False, soft_wrap=True)
 
 
 def _times_row(peer: Measurement, baseline: Measurement) -> tuple[str, ...]:
-    ratios = peer.ratios_to(baseline)
-    is_baseline = peer is baseline
     return (
         peer.contestant,
         milliseconds(median(peer.seconds_per_step)),
         spread(peer.seconds_per_step, milliseconds),
-        "1" if is_baseline else f"{median(ratios):.2f}",
-        "" if is_baseline else spread(ratios, "{:.2f}".format),
+        *ratio_columns(peer, baseline),
     )
+
+
+def ratio_columns(peer: Measurement, baseline: Measurement) -> tuple[str, str]:
+    """Return the median of the ratios and their middle half, for two columns of a table."""
+    if peer is baseline:
+        return "1", ""
+    ratios = peer.ratios_to(baseline)
+    return f"{median(ratios):.2f}", spread(ratios, "{:.2f}".format)
 
 
 def milliseconds(seconds: float) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from contestants._problem import Cell
+from contestants._problem import AnyCell, Cell
 from environments import PeerEnvironment
 from processes import CONTESTANTS, ContestantProcess
 from report import MeasuredCell, Measurement, announce
@@ -82,11 +82,12 @@ def measure_compiled(
 
 def measure_cell(
     contestants: Sequence[Contestant],
-    cell: Cell,
+    cell: AnyCell,
     sittings: int,
     rounds: int,
     steps: int,
     peer_environments: Path,
+    tolerance: float = RESULT_TOLERANCE,
 ) -> MeasuredCell:
     """Measure all rounds of all sittings.
 
@@ -95,40 +96,41 @@ def measure_cell(
     """
     announce(f"{contestants[0].name} and peers, {cell}")
     measured = [
-        _sitting(contestants, cell, rounds, steps, peer_environments) for _ in range(sittings)
+        _sitting(contestants, cell, rounds, steps, peer_environments, tolerance)
+        for _ in range(sittings)
     ]
     return MeasuredCell.of_sittings(cell, steps, measured)
 
 
 def _sitting(
     contestants: Sequence[Contestant],
-    cell: Cell,
+    cell: AnyCell,
     rounds: int,
     steps: int,
     peer_environments: Path,
+    tolerance: float,
 ) -> list[Measurement]:
     """Run the contestants in turns, so that what slows the machine slows all of them."""
     pythons = [contestant.python(peer_environments) for contestant in contestants]
     answers = []
     with ExitStack() as stack:
-        processes = [
-            stack.enter_context(contestant.start(python))
-            for contestant, python in zip(contestants, pythons, strict=True)
-        ]
-        for process in processes:
-            process.send_cell(cell)
-        ready = [process.receive(str(cell)) for process in processes]
+        processes, ready = [], []
+        for contestant, python in zip(contestants, pythons, strict=True):
+            # They start one after the other, or they would slow each other's first step.
+            processes.append(stack.enter_context(contestant.start(python)))
+            ready.append(processes[-1].build(cell))
         steps_done = ready[0]["steps_done"]
         for number in range(rounds):
             answers.append(_turns(processes, steps, first=number % len(processes)))
             steps_done += steps
             results = [answer["result"] for answer in answers[-1]]
-            _check_results(contestants, cell, steps_done, results)
+            _check_results(contestants, cell, steps_done, results, tolerance)
     return [
         Measurement(
             contestant=contestant.name,
             versions=ready[index]["versions"],
             seconds_per_step=[answer[index]["seconds_per_step"] for answer in answers],
+            first_step_seconds=[ready[index]["first_step_seconds"]],
             last_result=answers[-1][index]["result"],
         )
         for index, contestant in enumerate(contestants)
@@ -143,17 +145,21 @@ def _turns(processes: Sequence[ContestantProcess], steps: int, first: int) -> li
 
 
 def _check_results(
-    contestants: Sequence[Contestant], cell: Cell, steps_done: int, results: Sequence[float]
+    contestants: Sequence[Contestant],
+    cell: AnyCell,
+    steps_done: int,
+    results: Sequence[float],
+    tolerance: float,
 ) -> None:
     """Refuse to compare the times of contestants that do not do the same."""
     first, expected = contestants[0], results[0]
     for contestant, result in zip(contestants, results, strict=True):
         # This is written so that a loss of NaN fails as well.
-        if not math.isclose(result, expected, rel_tol=RESULT_TOLERANCE):
+        if not math.isclose(result, expected, rel_tol=tolerance):
             raise click.ClickException(
                 f"After {steps_done} steps of the {cell}, the result of {first.name} is "
                 f"{expected:.7g} and that of {contestant.name} is {result:.7g}. More than "
-                f"{RESULT_TOLERANCE:g} of difference: they do not do the same, and their times "
+                f"{tolerance:g} of difference: they do not do the same, and their times "
                 "cannot be compared. Mend the one that is wrong."
             )
 

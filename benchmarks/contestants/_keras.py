@@ -13,22 +13,35 @@ from collections.abc import Callable, Mapping
 import keras
 import numpy as np
 from _batches import arrays_of
-from _problem import CLASSES, EPOCH_ROWS, FEATURES, Cell, problem_of
+from _keras_models import known_model_of
+from _models import EPSILON, MODELS
+from _problem import CLASSES, EPOCH_ROWS, FEATURES, AnyCell, Cell, ModelCell, problem_of
 from _protocol import serve
 
 
-def serve_fit(make_model: Callable[[Cell], keras.Model], versions: Mapping[str, str]) -> None:
-    """Serve epochs of one `fit`: to the protocol, a whole epoch is one step."""
+def serve_fit(make_model: Callable[[AnyCell], keras.Model], versions: Mapping[str, str]) -> None:
+    """Serve epochs of one `fit`: to the protocol, a whole epoch is one step.
 
-    def build(cell: Cell) -> Callable[[], float]:
+    The first step is a `fit` of a single batch.
+    """
+
+    def build(cell: AnyCell) -> Callable[[], float]:
         told = EpochsWhenTold()
+        made = threading.Event()
 
         # All of it runs in one thread, because Keras has one distribution per thread.
         def fit() -> None:
             model = make_model(cell)
-            rows, _ = arrays_of(cell, EPOCH_ROWS // cell.global_batch)
-            # The labels can be learned: otherwise the losses of the contestants would not agree.
-            labels = rows[:, :CLASSES].argmax(axis=1).astype(np.int32)
+            rows, labels = examples_of(cell)
+            made.set()
+            told.wait()
+            first = model.fit(
+                rows[: cell.global_batch],
+                labels[: cell.global_batch],
+                batch_size=cell.global_batch,
+                verbose=0,
+            )
+            told.answer(first.history["loss"][0])
             model.fit(
                 rows,
                 labels,
@@ -40,9 +53,20 @@ def serve_fit(make_model: Callable[[Cell], keras.Model], versions: Mapping[str, 
             )
 
         threading.Thread(target=fit, daemon=True).start()
+        made.wait()
         return told.epoch
 
-    serve(build, {**versions, "keras": keras.__version__}, warmup_steps=1)
+    serve(build, {**versions, "keras": keras.__version__}, warmup_steps=2)
+
+
+def examples_of(cell: AnyCell) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows and the labels of an epoch."""
+    if isinstance(cell, ModelCell):
+        count = cell.epoch_steps * cell.global_batch
+        return MODELS[cell.model].examples(np.random.RandomState(1), count)
+    rows, _ = arrays_of(cell, EPOCH_ROWS // cell.global_batch)
+    # The labels can be learned: otherwise the losses of the contestants would not agree.
+    return rows, rows[:, :CLASSES].argmax(axis=1).astype(np.int32)
 
 
 class EpochsWhenTold(keras.callbacks.Callback):
@@ -58,16 +82,38 @@ class EpochsWhenTold(keras.callbacks.Callback):
         self._begin.put(None)
         return self._losses.get()
 
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+    def wait(self) -> None:
         self._begin.get()
+
+    def answer(self, loss: float) -> None:
+        self._losses.put(loss)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        self.wait()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         assert logs is not None
-        self._losses.put(logs["loss"])
+        self.answer(logs["loss"])
 
 
-def model_of(cell: Cell) -> keras.Model:
+def model_of(cell: AnyCell) -> keras.Model:
     """Make the model; this must be called in the scope of what distributes it."""
+    model = known_model_of(cell.model) if isinstance(cell, ModelCell) else mlp_of(cell)
+    model.compile(
+        optimizer=optimizer_of(cell),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def optimizer_of(cell: AnyCell) -> keras.Optimizer:
+    if isinstance(cell, ModelCell):
+        return keras.optimizers.Adam(cell.learning_rate, epsilon=EPSILON)
+    return keras.optimizers.SGD(cell.learning_rate)
+
+
+def mlp_of(cell: Cell) -> keras.Model:
     problem = problem_of(cell)
     model = keras.Sequential(
         [
@@ -79,9 +125,4 @@ def model_of(cell: Cell) -> keras.Model:
     )
     layers = zip(problem.weights, problem.biases, strict=True)
     model.set_weights([array for layer in layers for array in layer])
-    model.compile(
-        optimizer=keras.optimizers.SGD(cell.learning_rate),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
     return model

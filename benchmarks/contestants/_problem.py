@@ -38,13 +38,36 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """The arrays of a cell; `rows` and `labels` hold one array per replica."""
+class ModelCell:
+    """One cell of the comparison: a model, its batch and the number of replicas."""
+
+    model: str
+    global_batch: int
+    replicas: int
+    epoch_steps: int = 0  # for contestants that call `fit`
+    learning_rate: float = 3e-4
+
+    def __str__(self) -> str:
+        return f"{self.model}, global batch {self.global_batch}, {self.replicas} replicas"
+
+
+AnyCell = Cell | ModelCell
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows and labels, one array of each per replica."""
+
+    rows: list[np.ndarray]
+    labels: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Problem(Batch):
+    """The arrays of a cell."""
 
     weights: list[np.ndarray]
     biases: list[np.ndarray]
-    rows: list[np.ndarray]
-    labels: list[np.ndarray]
 
 
 def problem_of(cell: Cell) -> Problem:

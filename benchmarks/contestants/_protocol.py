@@ -2,7 +2,8 @@
 
 run.py                                                    contestant
 {"hidden": 32, "global_batch": 64, "replicas": 2}   ->    builds, then warms up
-                                                    <-    {"steps_done": 5, "versions": {…}}
+                                                    <-    {"steps_done": 5, "first_step_seconds": …,
+                                                           "versions": {…}}
 steps 20                                            ->    runs 20 steps
                                                     <-    {"seconds_per_step": …, "result": …}
 end of input                                        ->    ends
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from _problem import Cell
+from _problem import AnyCell, Cell, ModelCell
 
 # The first steps trace, compile and fill caches. Every contestant takes the same number of them,
 # or the results could not be compared.
@@ -26,7 +27,7 @@ WARMUP_STEPS = 5
 
 
 def serve(
-    build: Callable[[Cell], Callable[[], Any]],
+    build: Callable[[Any], Callable[[], Any]],
     versions: Mapping[str, str],
     *,
     warmup_steps: int = WARMUP_STEPS,
@@ -41,7 +42,8 @@ def serve(
         build: Makes, for a cell, the function that takes one step; a training step returns its
             loss.
         versions: The packages under test, for the report.
-        warmup_steps: The number of steps before the first timed one.
+        warmup_steps: The number of steps before the first turn, at least two. The first of them is
+            timed by itself.
         fetch: Called with what the last step of a turn returned, for steps that return before they
             are done. It is timed.
         result_of: Makes a number of what was fetched, on which all contestants must agree. It is
@@ -54,10 +56,17 @@ def serve(
     def answer(message: Mapping[str, object]) -> None:
         print(json.dumps(message), file=answers, flush=True)
 
-    step = build(Cell(**json.loads(sys.stdin.readline())))
-    take_steps(step, warmup_steps, fetch)
+    step = build(cell_of(json.loads(sys.stdin.readline())))
+    first_step_seconds, _ = take_steps(step, 1, fetch)
+    take_steps(step, warmup_steps - 1, fetch)
     after_steps()
-    answer({"steps_done": warmup_steps, "versions": with_python(versions)})
+    answer(
+        {
+            "steps_done": warmup_steps,
+            "first_step_seconds": first_step_seconds,
+            "versions": with_python(versions),
+        }
+    )
     for request in sys.stdin:
         verb, count = request.split()
         if verb != "steps":
@@ -66,6 +75,10 @@ def serve(
         seconds, returned = take_steps(step, int(count), fetch)
         after_steps()
         answer({"seconds_per_step": seconds, "result": result_of(returned)})
+
+
+def cell_of(fields: Mapping[str, Any]) -> AnyCell:
+    return (ModelCell if "model" in fields else Cell)(**fields)
 
 
 def answers_only() -> TextIO:

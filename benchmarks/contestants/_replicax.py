@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from _batches import arrays_of
-from _problem import Cell, problem_of
+from _problem import Batch, Cell, problem_of
 from _protocol import serve
 from _workers import Worker
 
@@ -20,17 +20,20 @@ VERSIONS = {"replicax": rx.__version__, "jax": jax.__version__}
 TRAINING_VERSIONS = {**VERSIONS, "optax": optax.__version__}
 
 
-def serve_replicax(compiled: bool, strategy_of: Callable[[int], rx.Strategy] | None = None) -> None:
-    """Serve training steps under `strategy_of(replicas)`; by default it is mirrored."""
-    make = strategy_of or mirrored_strategy
-    serve(lambda cell: build(cell, make(cell.replicas), compiled), TRAINING_VERSIONS)
+def mirrored_strategy(replicas: int) -> rx.Strategy:
+    return rx.MirroredStrategy(cpus(replicas))
 
 
 def build(cell: Cell, strategy: rx.Strategy, compiled: bool) -> Callable[[], float]:
     train = training_of(cell, strategy)
-    batch = constant_batch(cell, strategy)
+    batch = constant_batch(problem_of(cell), strategy)
     step_of_all = rx.function(train) if compiled else train
     return lambda: float(step_of_all(*batch))
+
+
+def serve_replicax(compiled: bool, make: Callable[[int], rx.Strategy] = mirrored_strategy) -> None:
+    """Serve training steps under the strategy that `make` makes for a number of replicas."""
+    serve(lambda cell: build(cell, make(cell.replicas), compiled), TRAINING_VERSIONS)
 
 
 def strategy_of(replicas: int, worker: Worker | None) -> rx.Strategy:
@@ -42,10 +45,6 @@ def multi_worker_strategy(worker: Worker) -> rx.Strategy:
     jax.config.update("jax_platforms", "cpu")
     os.environ["TF_CONFIG"] = worker.tf_config
     return rx.MultiWorkerMirroredStrategy()
-
-
-def mirrored_strategy(replicas: int) -> rx.Strategy:
-    return rx.MirroredStrategy(cpus(replicas))
 
 
 def sharded_strategy(replicas: int) -> rx.Strategy:
@@ -86,13 +85,12 @@ def training_of(cell: Cell, strategy: rx.Strategy) -> Callable[[Any, Any], jax.A
     return train
 
 
-def constant_batch(cell: Cell, strategy: rx.Strategy) -> tuple[Any, Any]:
+def constant_batch(batch: Batch, strategy: rx.Strategy) -> tuple[Any, Any]:
     """Return rows and labels, on the replicas' devices."""
-    problem = problem_of(cell)
     return strategy.experimental_distribute_values_from_function(
         lambda context: (
-            problem.rows[context.replica_id_in_sync_group],
-            problem.labels[context.replica_id_in_sync_group],
+            batch.rows[context.replica_id_in_sync_group],
+            batch.labels[context.replica_id_in_sync_group],
         )
     )
 

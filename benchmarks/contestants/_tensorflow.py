@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from _batches import arrays_of
-from _problem import Cell, problem_of
+from _problem import Batch, Cell, problem_of
 from _protocol import serve
 
 VERSIONS = {"tensorflow": tf.__version__, "keras": tf.keras.__version__}
@@ -20,7 +20,7 @@ def build(cell: Cell, compiled: bool) -> Callable[[], float]:
     names = split_cpu(cell.replicas)
     strategy = tf.distribute.MirroredStrategy(names)
     train = training_of(cell, strategy)
-    batch = constant_batch(cell, strategy, names)
+    batch = constant_batch(problem_of(cell), strategy, names)
     step_of_all = tf.function(train) if compiled else train
     return lambda: float(step_of_all(*batch))
 
@@ -59,16 +59,15 @@ def training_of(
 
 
 def constant_batch(
-    cell: Cell, strategy: tf.distribute.Strategy, devices: Sequence[str]
+    batch: Batch, strategy: tf.distribute.Strategy, devices: Sequence[str]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return rows and labels, on the replicas' devices, which are given by their names."""
-    problem = problem_of(cell)
 
     def share(context: tf.distribute.experimental.ValueContext) -> tuple[tf.Tensor, tf.Tensor]:
         replica = context.replica_id_in_sync_group
         # By default TensorFlow puts all shares on the first device, and copies them in each step.
         with tf.device(devices[replica]):
-            return tf.constant(problem.rows[replica]), tf.constant(problem.labels[replica])
+            return tf.constant(batch.rows[replica]), tf.constant(batch.labels[replica])
 
     return strategy.experimental_distribute_values_from_function(share)
 

@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from _problem import Cell
-from _protocol import WARMUP_STEPS, answers_only, serve, take_steps
+from _problem import AnyCell
+from _protocol import WARMUP_STEPS, answers_only, cell_of, serve, take_steps
 
 HOST = "127.0.0.1"
 PLACE = "REPLICAX_BENCHMARK_WORKER"
@@ -48,7 +48,7 @@ class Worker:
         )
 
 
-Build = Callable[[Cell, Worker], Callable[[], Any]]
+Build = Callable[[Any, Worker], Callable[[], Any]]
 
 
 def serve_workers(
@@ -69,10 +69,28 @@ def serve_workers(
         _serve_first(build, versions, fetch)
 
 
+def serve_replicas_or_workers(
+    build: Callable[[Any, Worker | None], Callable[[], Any]], versions: Mapping[str, str]
+) -> None:
+    """Serve as several workers if that is the script's argument, and else as one process.
+
+    The steps of one process are each awaited; those of workers at the end of a turn.
+    """
+    if sys.argv[1:] == ["workers"]:
+        serve_workers(build, versions)
+        return
+
+    def build_awaited(cell: Any) -> Callable[[], float]:
+        step = build(cell, None)
+        return lambda: float(step())
+
+    serve(build_awaited, versions)
+
+
 def _serve_first(build: Build, versions: Mapping[str, str], fetch: Callable[[Any], float]) -> None:
     with _Others() as others:
 
-        def build_first(cell: Cell) -> Callable[[], Any]:
+        def build_first(cell: AnyCell) -> Callable[[], Any]:
             addresses = free_addresses(cell.replicas)
             others.start(cell, addresses)
             step = build(cell, Worker(0, addresses))
@@ -92,7 +110,7 @@ def _serve_other(build: Build, fetch: Callable[[Any], float]) -> None:
     answers = answers_only()
     place = json.loads(os.environ[PLACE])
     requests = _Requests()
-    step = build(Cell(**place["cell"]), Worker(place["index"], place["addresses"]))
+    step = build(cell_of(place["cell"]), Worker(place["index"], place["addresses"]))
     while (steps := requests.next()) is not None:
         print("ready", file=answers, flush=True)
         take_steps(step, steps, fetch)
@@ -137,7 +155,7 @@ class _Others:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
 
-    def start(self, cell: Cell, addresses: Sequence[str]) -> None:
+    def start(self, cell: AnyCell, addresses: Sequence[str]) -> None:
         for index in range(1, len(addresses)):
             place = {"cell": asdict(cell), "index": index, "addresses": addresses}
             self._processes.append(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from _batches import BATCHES, arrays_of
-from _problem import Cell
+from _problem import Cell, problem_of
 from _protocol import WARMUP_STEPS, take_steps, with_python
 from _replicax import (
     TRAINING_VERSIONS,
@@ -32,7 +32,7 @@ def measure(*, cell: Mapping[str, int], rounds: int, steps: int) -> dict[str, ob
     asked = Cell(**cell)
     strategy = mirrored_strategy(asked.replicas)
     train = rx.function(training_of(asked, strategy))
-    batch = constant_batch(asked, strategy)
+    batch = constant_batch(problem_of(asked), strategy)
     iterator = iter(distributed_arrays(asked, strategy))
     step_of = {
         "constant batch": lambda: float(train(*batch)),

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import jax
 from _batches import stacks_of
-from _problem import STEPS_A_CALL, Cell
+from _problem import STEPS_A_CALL, Cell, problem_of
 from _protocol import serve
 from jax.sharding import PartitionSpec
-from jax_shard_map import AXIS, Layers, Training, step_of, use_cpus
+from jax_shard_map import AXIS, Layers, Training, layers_of, step_of, use_cpus
 
 
 def build(cell: Cell) -> Callable[[], float]:
@@ -22,7 +22,7 @@ def build(cell: Cell) -> Callable[[], float]:
         )
         return layers, losses[-1]
 
-    training = Training(cell, steps, PartitionSpec(None, AXIS))
+    training = Training(layers_of(problem_of(cell)), steps, PartitionSpec(None, AXIS))
     stacks = stacks_of(cell, STEPS_A_CALL)
     return lambda: float(training.train(training.put(next(stacks))))
 

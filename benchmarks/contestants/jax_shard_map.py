@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _problem import Cell, problem_of
+from _problem import Cell, Problem, problem_of
 from _protocol import serve
 from _workers import Worker
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -38,20 +38,23 @@ def use_cpus(count: int, worker: Worker | None = None) -> None:
 def training_of(cell: Cell) -> Callable[[], jax.Array]:
     """Return a training step on all devices, whichever processes they belong to."""
     problem = problem_of(cell)
-    training = Training(cell, step_of(cell), SPLIT)
+    training = Training(layers_of(problem), step_of(cell), SPLIT)
     batch = training.put((np.concatenate(problem.rows), np.concatenate(problem.labels)))
     return lambda: training.train(batch)
 
 
+def layers_of(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
+    return list(zip(problem.weights, problem.biases, strict=True))
+
+
 class Training:
-    """A compiled step on all devices, and the parameters, which each call replaces.
+    """A compiled step on all devices, and its state, such as parameters, which each call replaces.
 
     `split` says how the arguments of a call are divided over the replicas.
     """
 
-    def __init__(self, cell: Cell, step: Step, split: PartitionSpec) -> None:
+    def __init__(self, state: Any, step: Callable[..., Any], split: PartitionSpec) -> None:
         mesh = Mesh(np.array(jax.devices()), (AXIS,))
-        problem = problem_of(cell)
         self._split = NamedSharding(mesh, split)
         self._step_of_all = jax.jit(
             jax.shard_map(
@@ -63,16 +66,14 @@ class Training:
             ),
             donate_argnums=0,
         )
-        self._layers: Layers = jax.device_put(
-            list(zip(problem.weights, problem.biases, strict=True)), NamedSharding(mesh, SAME)
-        )
+        self._state = jax.device_put(state, NamedSharding(mesh, SAME))
 
     def put(self, arrays: Any) -> Any:
         """Put rows and labels on the replicas' devices."""
         return jax.device_put(arrays, self._split)
 
     def train(self, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
-        self._layers, loss = self._step_of_all(self._layers, *batch)
+        self._state, loss = self._step_of_all(self._state, *batch)
         return loss
 
 

@@ -3,4 +3,4 @@
 from _replicax import serve_replicax, sharded_strategy
 
 if __name__ == "__main__":
-    serve_replicax(compiled=True, strategy_of=sharded_strategy)
+    serve_replicax(compiled=True, make=sharded_strategy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from _problem import Cell
+from _problem import Cell, problem_of
 from _replicax import TRAINING_VERSIONS, constant_batch, multi_worker_strategy, training_of
 from _workers import Worker, serve_workers
 
@@ -15,7 +15,7 @@ import replicax as rx
 def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
     strategy = multi_worker_strategy(worker)
     train = rx.function(training_of(cell, strategy))
-    batch = constant_batch(cell, strategy)
+    batch = constant_batch(problem_of(cell), strategy)
     return lambda: train(*batch)
 
 

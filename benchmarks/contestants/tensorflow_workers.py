@@ -7,17 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from _problem import Cell
+from _problem import Cell, problem_of
 from _tensorflow import VERSIONS, constant_batch, training_of
 from _workers import Worker, serve_workers
 
 
 def build(cell: Cell, worker: Worker) -> Callable[[], Any]:
-    os.environ["TF_CONFIG"] = worker.tf_config
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = join(worker)
     train = tf.function(training_of(cell, strategy))
-    batch = constant_batch(cell, strategy, ["CPU:0"] * cell.replicas)
+    batch = constant_batch(problem_of(cell), strategy, ["CPU:0"] * cell.replicas)
     return lambda: train(*batch)
+
+
+def join(worker: Worker) -> tf.distribute.Strategy:
+    os.environ["TF_CONFIG"] = worker.tf_config
+    return tf.distribute.MultiWorkerMirroredStrategy()
 
 
 if __name__ == "__main__":

@@ -228,6 +228,11 @@ def with_constants(jaxpr: Jaxpr, constants: Sequence[object]) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr, constants)
 
 
+def closed_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
+    """Return a jaxpr that is a parameter of an equation as a closed one."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else with_constants(jaxpr, ())
+
+
 def jaxprs_within(parameters: Mapping[str, object]) -> list[Jaxpr | ClosedJaxpr]:
     """Return the jaxprs among the parameters of an equation, such as the branches of a `cond`."""
     leaves = jax.tree.leaves(

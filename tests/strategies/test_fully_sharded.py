@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from contextlib import nullcontext
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -226,6 +227,90 @@ def test_checkpoints_are_restored_in_another_layout(tmp_path):
     assert layouts(variables.values()) == [
         StateLayout.REPLICATED, StateLayout.SHARDED, StateLayout.SHARDED
     ]  # fmt: skip
+
+
+class Stacked:
+    """A network whose layers are stacked, and a `lax.scan` goes through them."""
+
+    def __init__(
+        self, make, compiled=True, steps=5, layers=4, cast=lambda weight: weight, width=99
+    ):
+        random = np.random.default_rng(0)
+        self.strategy, self.cast = make(cpus(4)), cast
+        with self.strategy.scope():
+            self.up, self.down = self.variables = [
+                rx.Variable(random.normal(size=(layers, *shape)).astype("f") / 10)
+                for shape in ((width, 200), (200, width))
+            ]
+            transformation = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2))
+            self.optimizer = rx.Optimizer(transformation)
+        self.batches = random.normal(size=(steps, 8, width)).astype("f")
+        step = rx.function(self.step) if compiled else self.step
+        self.losses = []
+        for batch in self.batches:
+            losses = self.strategy.run(step, args=(self.strategy.split(batch),))
+            self.losses.append(float(self.strategy.reduce("SUM", losses, axis=None)))
+
+    def step(self, x):
+        @jax.checkpoint
+        def layer(x, weights):
+            up, down = weights
+            return x + jnp.tanh(x @ up) @ down, (x**2).sum()
+
+        def loss():
+            weights = self.cast(self.up.value), self.cast(self.down.value)
+            result, norms = jax.lax.scan(layer, x.astype(weights[0].dtype), weights)
+            return ((result**2).mean() + 1e-3 * norms.sum()).astype("f")
+
+        return self.optimizer.minimize(loss, self.variables)
+
+    program = Trained.program
+
+
+def without_regathering(devices):
+    return rx.FullyShardedStrategy(devices, regather=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "compiled"),
+    [
+        (rx.FullyShardedStrategy, True),
+        (rx.FullyShardedStrategy, False),
+        (without_regathering, True),
+    ],
+    ids=["compiled", "eager", "gathered once"],
+)
+def test_layers_in_a_stack(make, compiled):
+    same(Stacked(make, compiled), Stacked(rx.MirroredStrategy))
+
+
+def test_a_stack_is_cast_before_the_loop():
+    def cast(weight):
+        return weight.astype(jnp.bfloat16)
+
+    sharded, mirrored = (
+        Stacked(make, cast=cast) for make in (rx.FullyShardedStrategy, rx.MirroredStrategy)
+    )
+    equal(sharded.losses, mirrored.losses, 1e-2)
+
+
+def test_a_stack_is_gathered_layer_by_layer():
+    sharded, once, mirrored = (
+        Stacked(make, steps=1, layers=16)
+        for make in (rx.FullyShardedStrategy, without_regathering, rx.MirroredStrategy)
+    )
+    program, gathering_once = sharded.program(), once.program()
+    layers = {"f32[99,200]", "f32[200,99]"}
+    assert gathered(program.as_text()) == Counter(dict.fromkeys(layers, 2))  # forward, backward
+    assert gathered(gathering_once.as_text()) == Counter(["f32[16,99,200]", "f32[16,200,99]"])
+    stack = sharded.up.value.nbytes
+    assert temporary(program) < temporary(gathering_once) - stack
+    assert temporary(program) < temporary(mirrored.program()) - stack
+
+
+def gathered(text):
+    """Count the shapes that are gathered."""
+    return Counter(re.findall(r"= (\w+\[[\d,]*\])\S* all-gather(?:-start)?\(", text))
 
 
 class InBlocks:

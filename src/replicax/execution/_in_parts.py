@@ -11,8 +11,9 @@ of a value is needed:
 
 So gradients are summed into parts, and optimizers update parts of variables with parts of slots. A
 norm, such as that of all gradients, is computed from parts too, if these are available, and summed
-over the replicas. Anything else is computed whole, and then divided. What is not needed, such as
-gathering the slots, is left out.
+over the replicas. Loops over stacked weights gather them slice by slice (`_loops.py`). Anything
+else is computed whole, and then divided. What is not needed, such as gathering the slots, is left
+out.
 
 The backward pass gathers a variable once more, instead of keeping it from the forward pass on. XLA
 must not see that both are the same, so the second gather waits for a value of the backward pass.
@@ -37,9 +38,17 @@ from replicax._jax_compat import (
     has_side_effects,
     is_of_backward_pass,
     named_as,
+    scan_sizes,
     without_constants,
 )
 from replicax.collectives import reduction_of
+from replicax.execution._loops import (
+    StackedSum,
+    computed_in_rounds,
+    divisions_of_stacks,
+    goes_in_rounds,
+    stacked_sum,
+)
 from replicax.execution._part_rules import Rule, is_filling, rule_for
 from replicax.execution._ref_values import Cell, in_cells, unpacked
 from replicax.execution._varying import STATE, Level, levels
@@ -49,6 +58,7 @@ from replicax.variables import (
     division_by,
     gathers,
     gathers_once,
+    part_of_sum,
     replicax_gather,
     replicax_own_part,
     takes_own_part,
@@ -164,6 +174,10 @@ class _Demands:
       reductions: The division of those operands of reductions that are available in parts.
       repeated: The sums over the replicas whose operands are available in parts: these operands
         are the same on all replicas.
+      loops: How loops take their operands, by their id.
+      stacked: The sums over the replicas whose parts loops compute.
+      made_by: The equation that computes each value.
+      keeps_gathered: Whether what is gathered is kept for the backward pass.
     """
 
     num_parts: int
@@ -173,8 +187,14 @@ class _Demands:
     rules: dict[int, Rule] = field(default_factory=dict)
     reductions: dict[int, Division] = field(default_factory=dict)
     repeated: set[Var] = field(default_factory=set)
+    loops: dict[int, tuple[Division | None, ...]] = field(default_factory=dict)
+    stacked: dict[Var, StackedSum] = field(default_factory=dict)
+    made_by: dict[Var, JaxprEqn] = field(default_factory=dict)
+    keeps_gathered: bool = False
 
     def follow(self, equations: Sequence[JaxprEqn], results: Sequence[Literal | Var]) -> None:
+        self.made_by = {out: equation for equation in equations for out in equation.outvars}
+        self.keeps_gathered = any(map(gathers_once, equations))
         for atom in results:
             self._want(atom, None)
         for equation in reversed(equations):
@@ -208,8 +228,25 @@ class _Demands:
             for atom, out in zip(equation.invars, outs, strict=True):
                 if out in wanted:
                     self._follow_sum(atom, out)
+        elif goes_in_rounds(equation):
+            if wanted or self.sums_in(equation):
+                self._follow_loop(equation, wanted)
         elif wanted or has_side_effects(equation):
             self._follow_computed(equation, wanted)
+
+    def sums_in(self, loop: JaxprEqn) -> dict[Var, StackedSum]:
+        """Return the sums whose parts a loop computes."""
+        return {out: each for out, each in self.stacked.items() if each.loop is loop}
+
+    def _follow_loop(self, equation: JaxprEqn, wanted: Sequence[Var]) -> None:
+        self.whole.update(wanted)
+        stacks = sum(scan_sizes(equation.params))
+        available = {} if self.keeps_gathered else self.available or {}
+        divisions = divisions_of_stacks(equation, available)
+        for place, (atom, division) in enumerate(zip(equation.invars, divisions, strict=True)):
+            if place < stacks or self.available is not None:
+                self._want(atom, division)
+        self.loops[id(equation)] = divisions
 
     def _follow_sum(self, atom: Literal | Var, out: Var) -> None:
         if self.available is None:
@@ -220,8 +257,13 @@ class _Demands:
         if known is not None and known == self.part[out]:
             self.repeated.add(out)
             self._want(atom, known)
-        else:
-            self._want(atom, None)
+            return
+        if out not in self.whole:
+            stacked = stacked_sum(atom, self.part[out], self.made_by)
+            if stacked is not None:
+                self.stacked[out] = stacked
+                return
+        self._want(atom, None)
 
     def _follow_computed(self, equation: JaxprEqn, wanted: Sequence[Var]) -> None:
         if not has_side_effects(equation) and not any(out in self.whole for out in wanted):
@@ -331,6 +373,8 @@ class _Values:
             rule = demands.rules[id(equation)]
             result = rule.apply(self._operands(equation, rule.operands))
             self._part[outs[0], demands.part[outs[0]]] = result
+        elif id(equation) in demands.loops:
+            self._compute_loop(equation, demands)
         elif id(equation) in demands.reductions:
             self.whole[outs[0]] = self._reduced(equation, demands.reductions[id(equation)])
         else:
@@ -354,6 +398,26 @@ class _Values:
         if backward:
             self._latest = next((each for each in results if each.size), self._latest)
 
+    def _compute_loop(self, equation: JaxprEqn, demands: _Demands) -> None:
+        divisions, sums = demands.loops[id(equation)], demands.sums_in(equation)
+        backward = is_of_backward_pass(equation)
+        read = self._whole_again if backward else self.whole_of
+        operands = [
+            read(atom) if division is None else self._part_of(atom, division)
+            for atom, division in zip(equation.invars, divisions, strict=True)
+        ]
+        with named_as(equation):
+            results, parts = computed_in_rounds(
+                equation, operands, divisions, demands.whole, list(sums.values())
+            )
+        self.whole.update(results)
+        for (out, each), part in zip(sums.items(), parts, strict=True):
+            self._part[out, each.division] = part
+        if backward:
+            self._latest = next(
+                (each for each in [*results.values(), *parts] if each.size), self._latest
+            )
+
     def _whole_again(self, atom: Any) -> jax.Array:
         """Return a whole value for the backward pass, which gathers variables again."""
         if self._latest is None or isinstance(atom, Literal) or atom not in self._to_gather_again:
@@ -372,16 +436,14 @@ class _Values:
             self.whole.update(zip([out for _, out in together], sums, strict=True))
         for atom, out in pairs:
             division = demands.part.get(out)
-            if division is None or out in demands.whole:
+            if division is None or out in demands.whole or out in demands.stacked:
                 continue
             if out in demands.repeated:
                 part = self._part_of(atom, division)
                 self._part[out, division] = part * jnp.asarray(division.parts, part.dtype)
             else:
-                padded = division.padded(jnp.asarray(self.whole_of(atom)))
-                self._part[out, division] = jax.lax.psum_scatter(
-                    padded, REPLICA_AXIS, scatter_dimension=division.axis, tiled=True
-                )
+                whole = jnp.asarray(self.whole_of(atom))
+                self._part[out, division] = part_of_sum(whole, division)
 
     def _reduced(self, equation: JaxprEqn, division: Division) -> jax.Array:
         """Return the result of a reduction whose operand is available in parts."""

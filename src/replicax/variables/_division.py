@@ -155,6 +155,12 @@ def replicax_own_part(whole: jax.Array, division: Division) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(padded, start, division.chunk, division.axis)
 
 
+def part_of_sum(array: jax.Array, division: Division) -> jax.Array:
+    """Return this replica's part of the sum over the replicas."""
+    padded = division.padded(array)
+    return jax.lax.psum_scatter(padded, REPLICA_AXIS, scatter_dimension=division.axis, tiled=True)
+
+
 def gathers(equation: JaxprEqn) -> bool:
     """Tell whether an equation is a call of `replicax_gather`, or of `replicax_gather_once`."""
     return equation.params.get("name") in (_GATHER, _GATHER_ONCE)

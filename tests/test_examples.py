@@ -64,6 +64,21 @@ def test_flax_characters():
     assert float(loss[1]) < float(counting[1])
 
 
+@pytest.mark.slow
+def test_sharded_characters():
+    main = runpy.run_path(str(PROJECT / "examples" / "sharded_characters.py"))["main"]
+    refused = CliRunner().invoke(main, ["--mirrored"])
+    assert refused.exit_code == 1
+    assert "The mirrored step does not fit into 16 MiB." in refused.output
+    outcome = CliRunner().invoke(main, ["--steps", "60"], catch_exceptions=False)
+    assert outcome.exit_code == 0
+    assert re.search(r"mirrored: \d+\.\d MiB per device, too much", outcome.output)
+    assert re.search(r"sharded: \d+\.\d MiB per device, fits", outcome.output)
+    loss = re.search(r"Loss of the last ten steps: (\d\.\d+)", outcome.output)
+    assert loss is not None
+    assert float(loss[1]) < 4  # It begins at 5.8; counting characters gives 3.2.
+
+
 def test_gradient_accumulation():
     main = runpy.run_path(str(PROJECT / "examples" / "gradient_accumulation.py"))["main"]
     by_cond, by_optax = main()

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ needs_libtpu = pytest.mark.skipif(
     reason="libtpu is not installed; `pip install 'replicax[tpu]'`, or `make test-all`",
 )
 
+PROJECT = Path(__file__).parents[2]
 SIZES = (784, 512, 512, 10)
 ROWS = 64
 GRADIENT_BYTES = sum(4 * (a * b + b) for a, b in itertools.pairwise(SIZES))
@@ -307,6 +309,29 @@ def test_divided_state_falls_with_the_number_of_chips():
         _, by_hand = divided_by_hand(plan.chips)
         assert sum(each.bytes for each in plan.variables) == by_hand
         assert by_hand <= plan.memory.variables <= by_hand + 64 * 1024  # laid out in tiles
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_seven_billion_parameters_fit_where_they_are_divided():
+    program = runpy.run_path(str(PROJECT / "examples" / "seven_billion.py"))["program"]
+    sharded, mirrored = (
+        rx.planning.plan(program, "v5e:16x16", placement=placement)
+        for placement in (rx.parts.ShardedPlacement(), None)
+    )
+    layer = 4 * 4096**2 + 3 * 4096 * 11_008
+    parameters = 32 * layer + 2 * 32_000 * 4096
+    state = 3 * 4 * parameters  # with both moments of Adam
+    assert not mirrored.fits
+    assert sum(each.bytes for each in mirrored.variables) == state + 8
+    assert sharded.fits
+    assert sum(each.bytes for each in sharded.variables) == state // 256 + 8
+    # Weights are gathered layer by layer, forward and backward, in bfloat16.
+    gathered = [each for each in sharded.collectives if each.kind == "all-gather"]
+    in_layers = sum(each.bytes for each in gathered if each.times == 32)
+    assert in_layers == 2 * 2 * layer
+    # What else is there is less than the gradients alone would be, or all weights.
+    assert sharded.memory.temporaries < 4 * parameters / 4
 
 
 def test_a_placement_that_is_none():

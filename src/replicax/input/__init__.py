@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 def from_tensor_slices(arrays: Nest) -> Pipeline:
     """Make a Grain dataset of the rows of a nest of arrays.
 
-    It has the methods of a `grain.MapDataset`, and `take`, `skip`, `shard`, `enumerate`, `zip`,
-    `cache` and `prefetch` besides. `shuffle` takes its seed by name only.
+    In addition to the methods of a `grain.MapDataset`, it has `take`, `skip`, `shard`,
+    `enumerate`, `zip`, `cache` and `prefetch`. The seed of `shuffle` is keyword-only.
 
-    The arrays are copied, as in TensorFlow, so that later writes to them do not show; a
-    `np.memmap` is not.
+    The arrays are copied, as in TensorFlow, so that later writes to them do not show; an
+    `np.memmap` is not copied.
 
     >>> import numpy as np, replicax as rx
     >>> images, labels = np.zeros((5, 8, 8)), np.arange(5)

@@ -23,7 +23,7 @@ from replicax.values import Shape
 if TYPE_CHECKING:
     from jax.tree_util import PyTreeDef
 
-# The most steps of a worker, and bytes of them, that may be under way to the others. At 64, steps
+# The maximum number of a worker's steps, and of their bytes, that may be in flight. With 64, steps
 # of 1 ms do not wait for a network with a round trip of 60 ms.
 _MOST_STEPS = 64
 _MOST_BYTES = 64 * 1024 * 1024
@@ -35,7 +35,7 @@ _SAME = None  # stands for an offer that is equal to the worker's last one
 class Offered:
     """A step that this worker has read and announced to the others, or the lack of one.
 
-    Without a step, `structure` and `state` are those of its last one.
+    Without a step, `structure` and `state` are those of the worker's last one.
     """
 
     step: Step | None
@@ -47,14 +47,14 @@ class Offered:
 
 @final
 class OfferingFeed:
-    """A feed that reads this worker's steps, and tells the other workers of each at once.
+    """A feed that reads this worker's steps and announces each to the other workers at once.
 
-    Their answers change nothing about what is read, so it does not wait for them.
+    Their answers do not change what is read, so it does not wait for them.
 
     Args:
-      begin: Makes the feed of what this worker has.
+      begin: Makes the feed of this worker's input.
       replicas: The number of local replicas.
-      session: The connection with the others.
+      session: The connection to the others.
       topic: The name of the pass; the same on all workers.
     """
 
@@ -75,13 +75,13 @@ class OfferingFeed:
         self._given_up = False
 
     def step(self) -> Offered:
-        """Read a step; a worker at its end offers none, as often as it is asked."""
+        """Read a step and offer it; at the end of the data, offer the lack of one every time."""
         if self._failed:
             raise EndOfData  # after the failure, which ends the pass
         step, failure = self._own_step()
         kind = _kind_of(step)
         if failure is None and self._number and kind == self._last_kind:
-            offer = _SAME  # as nearly always: others need not read it
+            offer = _SAME  # as nearly always; the others then need not read it
         else:
             offer = _offer(step, failure, self._replicas)
         exchange = self._session.put_input(f"{self._topic}/{self._number}", offer)
@@ -91,12 +91,12 @@ class OfferingFeed:
         self._number += 1
         self._last_kind, self._failed = kind, failure is not None
         if step is not None:
-            owned(step)  # the source may use its memory again for the next one
+            owned(step)  # the source may reuse its memory for the next one
             self._structure, self._state = step.structure, step.state
         return Offered(step, failure, self._structure, self._state, exchange)
 
     def _own_step(self) -> tuple[Step | None, Exception | None]:
-        if self._at_end:  # not asked again: some would start over
+        if self._at_end:  # not read again: some sources would start over
             return None, None
         try:
             if self._feed is None:
@@ -110,7 +110,7 @@ class OfferingFeed:
             return None, error
 
     def forget_first(self) -> None:
-        """Note that the first exchange under way is being waited for."""
+        """Note that the first pending exchange is now being waited for."""
         self._under_way.popleft()
 
     def withdraw(self) -> None:
@@ -162,20 +162,20 @@ class InTurn:
 
 @final
 class AgreeingFeed:
-    """Steps that all workers have agreed on: all have as many as the longest.
+    """Steps that all workers have agreed on; each gets as many as the one with the most.
 
     Every step is agreed on before it is handed out, in a prefetching thread, so that the
     training step never waits for it. A worker at the end of its data takes part with empty
     shares as long as others have something; if the input of one fails, all get an error.
 
-    A wait for an agreement is a sign that more of them should be in flight: enough to arrive as
+    Having to wait for an agreement is a sign that more should be in flight: enough to arrive as
     fast as they are used, however far away the others are.
 
     Args:
       offering: The feed behind `offers`.
       offers: This worker's steps.
       replicas: The number of local replicas.
-      session: The connection with the others.
+      session: The connection to the others.
       closed: Set when no more steps are wanted.
     """
 
@@ -217,7 +217,7 @@ class AgreeingFeed:
         return step
 
     def _compare(self, offers: list[dict[str, Nest]]) -> None:
-        """Let workers continue with what they have, until one has another kind."""
+        """Check that the workers' steps fit together, and keep the offers until one changes."""
         self._refuse_failures(offers)
         examples = [offer for offer in offers if "kind" in offer]
         if not examples:
@@ -271,13 +271,13 @@ class AgreeingFeed:
 
 
 def _further(ahead: int, step: Step | None) -> int:
-    """Return the number of steps that may be in flight, after there were too few."""
+    """Return how many steps to have in flight now that `ahead` have proved too few."""
     each = 0 if step is None else sum(array.nbytes for array in step.arrays())
     return min(2 * ahead, _MOST_STEPS, _MOST_BYTES // max(each, 1))
 
 
 def _kind_of(step: Step | None) -> object:
-    """Return the contents of an offer, for comparison with that of another step."""
+    """Return what the offer of a step depends on, for comparison with another step."""
     if step is None:
         return None
     kinds = [(array.shape, array.dtype) for array in step.arrays()]
@@ -327,7 +327,7 @@ def _shapes_of(leaf: int, offers: Sequence[dict[str, Nest]]) -> tuple[Shape, ...
 
 
 def _packed(nest: Nest) -> object:
-    """Return a nest of dicts, lists, tuples and numbers as JSON can express it."""
+    """Return a nest of dicts, lists, tuples and numbers in a form that JSON can express."""
     if nest is None or isinstance(nest, int):
         return nest
     if type(nest) is dict and all(isinstance(key, str) for key in nest):

@@ -21,8 +21,8 @@ from replicax.input._row_splitting import count_rows
 class ArrayDataset(grain.MapDataset):
     """The rows of a nest of arrays, with which a pipeline of `rx.from_tensor_slices` begins.
 
-    Grain stacks a batch row by row in Python, some 5 us per row. Batches of arrays are slices, so
-    `batch` right after the arrays, or after `shuffle` or a slice of them, takes one.
+    Grain stacks a batch row by row in Python, at some 5 us per row. Batches of arrays are slices,
+    so `batch` slices instead if it directly follows the arrays, or a `shuffle` or slice of them.
     """
 
     def __init__(self, arrays: Nest, seed: int | None = None) -> None:
@@ -52,7 +52,7 @@ class ArrayDataset(grain.MapDataset):
         return ArrayDataset(_nest.transform(lambda array: array[sl], self._arrays))
 
     def shuffle(self, seed: int | None = None) -> grain.MapDataset:
-        """Return the rows in another order every epoch, the same one for the same seed."""
+        """Return the rows in a different order every epoch, determined by the seed."""
         if seed is None or self._seed is not None or not self._length:
             return super().shuffle(seed=seed)
         return ArrayDataset(self._arrays, seed)
@@ -76,7 +76,7 @@ class ArrayDataset(grain.MapDataset):
         return _nest.transform(lambda array: private_rows(array, order), self._arrays)
 
     def _order(self, epoch: int) -> np.ndarray:
-        """Return the order of an epoch; two are kept, for readers at the end of an epoch."""
+        """Return the order of an epoch; the last two are kept, for readers at an epoch's end."""
         order = self._orders.get(epoch)
         if order is None:
             assert self._seed is not None
@@ -115,7 +115,7 @@ class Batches(grain.MapDataset):
 
 
 def _kept(array: np.ndarray) -> np.ndarray:
-    """Return a copy, which the user's later writes do not reach; a file is not copied."""
+    """Return a copy, safe from the user's later writes; a memory-mapped file is not copied."""
     if isinstance(array, np.memmap):
         view = array.view()
         view.flags.writeable = False
@@ -124,7 +124,7 @@ def _kept(array: np.ndarray) -> np.ndarray:
 
 
 def _is_row_of_numbers(node: object) -> bool:
-    """Tell whether a list is one of numbers: an array, as in TensorFlow, and not a nest."""
+    """Tell whether a node is a list of numbers, which is an array, as in TensorFlow, not a nest."""
     return isinstance(node, list) and all(
         np.ndim(leaf) == 0
         and not isinstance(leaf, np.ndarray)

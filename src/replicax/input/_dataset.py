@@ -59,7 +59,7 @@ def distribute(
         topology,
         options,
         functools.partial(SplittingFeed, source, workers, own),
-        # Only where each batch takes one step is the number of steps known without reading.
+        # The number of steps is known without reading only if each batch takes one step.
         _Length(source.length if workers.count == 1 or not own else None, source.infinite),
         source.quick,
         reads_alike=not own,
@@ -71,7 +71,7 @@ def distribute_from_function(
     topology: Topology,
     options: InputOptions | None,
 ) -> DistributedDataset:
-    """Distribute datasets of the replicas' batches, which a function makes."""
+    """Distribute datasets of per-replica batches that a function makes."""
     options = _checked(options)
     if not callable(dataset_fn):
         raise InvalidType(
@@ -224,10 +224,10 @@ class DistributedDataset:
 
     @property
     def cardinality(self) -> int:
-        """The number of steps of a pass, as `len` gives it, or one of two numbers below zero.
+        """The number of steps of a pass, as `len` returns it, or one of two negative numbers.
 
-        `rx.experimental.INFINITE_CARDINALITY` (-1) says that it never ends, and
-        `rx.experimental.UNKNOWN_CARDINALITY` (-2) that its length shows only in reading it.
+        `rx.experimental.INFINITE_CARDINALITY` (-1) means that it never ends, and
+        `rx.experimental.UNKNOWN_CARDINALITY` (-2) that its length shows only when it is read.
         """
         if self._length.steps is not None:
             return self._length.steps
@@ -272,10 +272,10 @@ class DistributedDataset:
         if self._kept is not None:
             return CachedSupply(self._kept, steps)
         together = self._topology.spans_processes
-        # This counts a refused state too, for another one may follow it.
+        # Refused states are counted too, because another one may be tried next.
         number = cluster.current().number(self._topic) if together else 0
         begin = functools.partial(self._begin, feed_state)
-        if feed_state is not None:  # here, so that a state that does not fit is refused
+        if feed_state is not None:  # begun now, so that a state that does not fit is refused
             begin = functools.partial(_given, begin())
         depth = self._options.experimental_per_replica_buffer_size
         prepare = functools.partial(self._prepare, steps == 0)
@@ -297,7 +297,7 @@ class DistributedDataset:
         prepare: Callable[[Step], Prepared],
         depth: int,
     ) -> ElementSupply:
-        """Start a pass that is the same one on all workers, by its number."""
+        """Start a pass that all workers make together, identified by its number."""
         session, closed = cluster.current(), threading.Event()
         replicas = len(self._topology.local_replicas)
         offering = OfferingFeed(begin, replicas, session, f"{self._topic}/pass {number}")
@@ -310,7 +310,7 @@ class DistributedDataset:
         return WatchedSupply(ahead, session)
 
     def _keep(self, elements: list[Prepared]) -> None:
-        """Give these elements in all passes from now on."""
+        """Use these elements for all passes from now on."""
         self._kept = elements
 
     def _prepare(self, from_start: bool, step: Step) -> Prepared:

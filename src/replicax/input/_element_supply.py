@@ -1,4 +1,4 @@
-"""The places that an iterator takes its elements from."""
+"""The supplies that an iterator takes its elements from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ElementSupply(Protocol):
 
 @final
 class WatchedSupply:
-    """Elements of another supply, for which the program waits together with other workers."""
+    """Elements of another supply, for several workers: their watchdog knows of every wait."""
 
     def __init__(self, elements: Prefetcher[Prepared], session: Session) -> None:
         self._elements = elements
@@ -41,7 +41,7 @@ class WatchedSupply:
             return self._elements.take()
 
     def _waiting(self) -> AbstractContextManager[None]:
-        """Let the watchdog know that the program waits."""
+        """Tell the watchdog, for a `with` block, that the program waits for an element."""
         self._session.catch_up()
         return self._session.progress.for_element(self._elements.reader)
 
@@ -51,7 +51,7 @@ class WatchedSupply:
 
 @final
 class CachingSupply:
-    """Elements of another supply, which are cached when it comes to the end."""
+    """Elements of another supply, which are cached when it ends."""
 
     def __init__(self, elements: ElementSupply, cache: Callable[[list[Prepared]], None]) -> None:
         self._elements = elements
@@ -96,6 +96,6 @@ class CachedSupply:
 
 
 def _apart(prepared: Prepared) -> Prepared:
-    """Return the same arrays in containers of their own, which the user may change."""
+    """Return the same arrays in new containers, which the user may change."""
     element, state = prepared
     return _nest.transform(lambda leaf: leaf, element), state

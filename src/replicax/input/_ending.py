@@ -17,20 +17,21 @@ if TYPE_CHECKING:
 class EndOfData(Exception):
     """The end of a reader or a feed.
 
-    It is no StopIteration, which any code may raise by mistake, as `next` of something empty does.
+    It is not a StopIteration, which any code may raise by mistake, as `next` does when there is
+    nothing left.
     """
 
 
 def meaning_of(stop: StopIteration) -> EndOfData | InputFailed:
-    """Return the meaning of an error that a dataset's iterator raised.
+    """Return the meaning of a StopIteration that a dataset's iterator raised.
 
-    It is the end, unless the first user code that it came from is a function, such as one given to
-    `map`, and no method of an iterator.
+    It means the end of the data, unless the first user code in its traceback is a function, such as
+    one given to `map`, rather than a method of an iterator.
     """
     trace = stop.__traceback__
     while trace is not None:
         frame = trace.tb_frame
-        if frame.f_code.co_name == "reraise":  # PyTorch, of what one of its processes raised
+        if frame.f_code.co_name == "reraise":  # PyTorch's, for what one of its processes raised
             return input_failed(str(stop).partition("\n")[0])
         if is_users(frame.f_code.co_filename):
             if _is_of_iterator(frame):
@@ -52,10 +53,10 @@ def input_failed(where: str) -> InputFailed:
 
 @final
 class Guarded:
-    """An iterator that raises StopIteration at its own end only.
+    """An iterator that raises StopIteration only at its own end.
 
-    Whatever reads from it may take every StopIteration for the end: a batch of Grain that meets one
-    is short, and the next batch continues behind it. Other attributes are those of the iterator.
+    Its reader may take every StopIteration for the end: a Grain batch that meets one is cut short,
+    and the next batch continues after it. Other attributes are those of the guarded iterator.
     """
 
     def __init__(self, iterator: Iterator[Nest]) -> None:

@@ -1,4 +1,4 @@
-"""The way from sources to steps: each local replica's arrays, still in the host's memory."""
+"""The path from sources to steps: each local replica's arrays, still in host memory."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 class Step:
     """The arrays of one step.
 
-    For each leaf of the element there is either one array of all local replicas' rows, which have
-    the same number each (`wholes`), or an array for each replica (`parts`). `state` is where the
-    pass stands after the step. `owned` says that the memory belongs to the step; else the source
-    may use it again for the next step. `shapes` are, for each leaf, those of the arrays of all
-    replicas on all workers, if there are several; `full_share` is how many rows the first of all
-    replicas has in a full step, where that is known. `read` says that it comes from the source, and
-    was not made for a worker that has nothing left.
+    For each leaf of the element there is either one array with the rows of all local replicas, if
+    each has the same number (`wholes`), or one array per replica (`parts`). `state` is the position
+    of the pass after the step. `owned` says that the memory belongs to the step; otherwise the
+    source may reuse it for the next step. `shapes` has, for each leaf, the shapes of its arrays on
+    the replicas of all workers, if there are several workers; `full_share` is the number of rows of
+    replica 0 in a full step, if known. `read` says that the step comes from the source, and was not
+    made for a worker that has nothing left.
     """
 
     structure: PyTreeDef
@@ -47,11 +47,11 @@ class Step:
     read: bool = True
 
     def arrays(self) -> list[np.ndarray]:
-        """Return all arrays, as they are."""
+        """Return all arrays, whether whole or in parts."""
         return self.wholes or [array for column in self.parts for array in column]
 
     def columns(self) -> list[list[np.ndarray]]:
-        """Return, for each leaf, an array for each replica."""
+        """Return, for each leaf, one array per replica."""
         if self.wholes is None:
             return self.parts
         return [np.split(whole, self.replicas) for whole in self.wholes]
@@ -78,13 +78,13 @@ class Feed(ABC):
 class SplittingFeed(Feed):
     """A feed that divides global batches over the replicas.
 
-    A single replica gets an element as it is, also one that has no rows to divide.
+    A single replica gets elements unchanged, even those that have no rows to divide.
 
     Args:
       source: A source of global batches.
       workers: The workers that share them.
       own: Whether this worker reads the source alone.
-      state: The position of another pass.
+      state: The position of another pass, to resume from.
     """
 
     def __init__(self, source: Source, workers: Workers, own: bool, state: Json = None) -> None:
@@ -147,7 +147,7 @@ class SplittingFeed(Feed):
 
     @property
     def state(self) -> dict[str, Json]:
-        """The position; inside a batch, that before the batch and how much of the batch is done."""
+        """The position; within a batch, the position before it and how much of it is done."""
         inside = bool(self._cuts)
         return {
             "source": self._before_batch if inside else self._after_batch,
@@ -162,7 +162,7 @@ class SplittingFeed(Feed):
 
 @final
 class TakingFeed(Feed):
-    """A feed that gives each replica an element: of one source for all, or each of its own."""
+    """A feed that gives each replica an element, from a common source or from its own."""
 
     def __init__(self, sources: Sequence[Source], replicas: int, state: Json = None) -> None:
         states = [None] * len(sources)
@@ -205,7 +205,7 @@ class TakingFeed(Feed):
             return None
         leaves, structure = arrays_of(element)
         self._check(structure, leaves)
-        # Copied now: the source may use its memory again for the next element of the same step.
+        # Copied now: the source may reuse its memory for the next element of the same step.
         return [own_copy(leaf) for leaf in leaves]
 
     @property
@@ -223,7 +223,7 @@ class TakingFeed(Feed):
 
 
 def first_step(feed: Feed) -> Step | None:
-    """Return the first step of a pass, which is closed after it; None if there is none."""
+    """Return the first step of a pass, or None if it has none, and close the pass."""
     try:
         return feed.step()
     except EndOfData:
@@ -254,7 +254,7 @@ def _rows_or_none(
 
 
 class _SameKind:
-    """A check that refuses an element that is not of the kind of the first one."""
+    """A check that all elements are of the same kind as the first."""
 
     structure: PyTreeDef | None = None
     _ranks: list[int]

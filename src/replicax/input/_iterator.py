@@ -26,14 +26,14 @@ _untraced = get_opaque_trace_state()
 
 
 class Passes(Protocol):
-    """The dataset of an iterator, as the iterator needs it."""
+    """The interface that an iterator needs of its dataset."""
 
     @property
     def element_spec(self) -> Nest: ...
 
     @property
     def _reads_alike(self) -> bool:
-        """True if all workers read the same data and take their rows of it."""
+        """True if all workers read the same data and take their own rows from it."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class DistributedIterator:
         self._feed_state: object = None
         self._elements: ElementSupply | None = None
         self._closed = False
-        self._taking = threading.Lock()  # each element goes to one of several threads
+        self._taking = threading.Lock()  # so that only one thread gets each element
 
     def __iter__(self) -> DistributedIterator:
         program = _context.current().program
@@ -93,7 +93,7 @@ class DistributedIterator:
         return next(self)
 
     def get_next_as_optional(self) -> Optional:
-        """Return the next element, or the lack of one, without StopIteration."""
+        """Return an `Optional` with the next element, or an empty one at the end of the pass."""
         program = _outside_of_replicas("get_next_as_optional").program
         if program is not None:
             program.loop()
@@ -114,20 +114,20 @@ class DistributedIterator:
 
     @property
     def _reads_alike(self) -> bool:
-        """True if all workers read the same data, so that the state of one serves any number."""
+        """True if all workers read the same data, so that one's state serves any number of them."""
         return self._dataset._reads_alike
 
     def get_state(self) -> dict[str, Json]:
-        """Return how far the pass has come, as JSON can express it and `set_state` understands it.
+        """Return how far the pass has come, for `set_state`, in a form that JSON can express.
 
-        Elements that have been prepared but not given out count as not seen.
+        Elements that have been prepared but not taken count as unread.
         """
         return {"steps": self._steps, "feed": self._feed_state}
 
     def set_state(self, state: Mapping[str, Json]) -> None:
-        """Resume where another iterator over the same data stood, in any process.
+        """Resume at the position of an iterator over the same data, in this or another process.
 
-        Prefetch depth, strategy and number of replicas may differ from those there.
+        Prefetch depth, strategy and number of replicas may differ from that iterator's.
         """
         if _context.current().program is not None:
             raise ContextError(
@@ -146,20 +146,20 @@ class DistributedIterator:
         self._steps, self._feed_state, self._closed = steps, feed, False
 
     def close(self) -> None:
-        """End the thread that works ahead. It also ends with the pass, or when unreferenced."""
+        """End the prefetching thread. It also ends with the pass or the iterator's lifetime."""
         self._closed = True
         elements, self._elements = self._elements, None
         if elements is not None:
             elements.close()
 
     def _started(self) -> ElementSupply:
-        """Start the pass on first need, so that `set_state` right after `iter` reads nothing."""
+        """Start the pass on first use, so that `set_state` right after `iter` reads nothing."""
         if self._closed:
             raise self._refusal()
         elements = self._elements
         if elements is None:
             self._elements = elements = self._dataset._start(self._steps, self._feed_state)
-            if self._closed:  # by another thread, which did not see them
+            if self._closed:  # by another thread, which did not see these elements
                 elements.close()
         return elements
 
@@ -200,11 +200,11 @@ class InitializableIterator(DistributedIterator):
     def initialize(self) -> list[object]:
         """Go to the beginning of a new pass.
 
-        Where a function gives the elements, which cannot begin again, nothing changes until it has
-        come to an end.
+        If the elements come from a function, which cannot start over, nothing changes until it has
+        reached its end.
 
         Returns:
-          The operations that a session would run: none.
+          The operations that a session would run, of which there are none.
         """
         if self._closed or not (self._dataset.goes_on and self._peek(1)):
             self.set_state({"steps": 0, "feed": None})
@@ -212,14 +212,14 @@ class InitializableIterator(DistributedIterator):
 
     @property
     def initializer(self) -> list[object]:
-        """The same as `initialize()`, by its other name."""
+        """Another name for `initialize()`."""
         return self.initialize()
 
     @property
     def element_spec(self) -> Nest:
         """Shapes and dtypes of the first replica's part of a full element."""
         if self._dataset.goes_on and not self._closed:
-            self._peek(1)  # so that the dataset has seen one
+            self._peek(1)  # so that the dataset has seen an element
         return self._dataset.element_spec
 
     def _refusal(self) -> ReplicaxError:
@@ -231,7 +231,7 @@ class InitializableIterator(DistributedIterator):
 
 @final
 class Optional:
-    """An element of a dataset, or the lack of one; see `get_next_as_optional`."""
+    """An element of a dataset, or nothing; see `get_next_as_optional`."""
 
     __slots__ = ("_value",)
 

@@ -1,4 +1,4 @@
-"""Memory that a device of the host can use as it is."""
+"""Host memory that CPU devices can use without a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Private(bytearray):
 
 
 def aligned(shape: tuple[int, ...], dtype: object) -> np.ndarray:
-    """Make an array, not filled yet, whose memory JAX takes over on CPUs without a copy."""
+    """Make an uninitialized array whose memory JAX uses on CPUs without a copy."""
     return _array_in(np.empty(_size(shape, dtype), np.uint8), shape, dtype)
 
 
@@ -31,7 +31,7 @@ def private_copy(array: np.ndarray) -> np.ndarray:
 
 
 def private_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return some rows of an array, in memory of the same kind."""
+    """Return some rows of an array, as a copy like that of `private_copy`."""
     if array.dtype.hasobject:
         return _read_only(array[rows])
     shape = (len(rows), *array.shape[1:])
@@ -40,7 +40,7 @@ def private_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def is_private(array: np.ndarray) -> bool:
-    """Tell whether an array is a part of such a copy."""
+    """Tell whether an array is a `private_copy`, or a part of one."""
     base = array.base.base if isinstance(array.base, np.ndarray) else array.base
     return isinstance(base, _Private) and not array.flags.writeable
 
@@ -48,9 +48,9 @@ def is_private(array: np.ndarray) -> bool:
 def own_copy(array: np.ndarray) -> np.ndarray:
     """Return the array in memory that only replicax writes, in the dtype that JAX gives it.
 
-    On CPUs, JAX 0.10.2 takes NumPy's memory over if it is aligned, with `may_alias=False` too, and
-    the user's later writes would show in the element. JAX copies memory that is not aligned in
-    threads of its own, which takes twice as long as this copy.
+    On CPUs, JAX 0.10.2 uses NumPy's own memory if it is aligned, even with `may_alias=False`, so
+    the user's later writes would show in the element. JAX copies unaligned memory in its own
+    threads, which takes twice as long as this copy.
     """
     if not is_numeric(array.dtype):
         return array.copy()

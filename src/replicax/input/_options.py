@@ -26,9 +26,9 @@ class InputOptions:
         their use. If not, their components are NumPy arrays.
       experimental_replication_mode: Whether the function given to
         `distribute_datasets_from_function` is called for each worker or for each replica.
-      experimental_place_dataset_on_device: Keeps the elements on the devices, so that the dataset
-        is read and brought there once, however often it is iterated over. For PER_REPLICA, and
-        instead of `experimental_fetch_to_device`.
+      experimental_place_dataset_on_device: Whether elements are kept on the devices, so that the
+        dataset is read and brought there once, however often it is iterated over. Requires
+        PER_REPLICA, and replaces `experimental_fetch_to_device`.
       experimental_per_replica_buffer_size: The number of elements kept ready on the devices.
       auto_shard_policy: How several workers share the dataset.
       global_batch_size: For a dataset of single examples: how many of them make a batch.
@@ -49,7 +49,7 @@ class InputOptions:
     global_batch_size: int | None = None
     partial_batches: PartialBatches = PartialBatches.EVEN
 
-    if TYPE_CHECKING:  # users may give names as well, which become members
+    if TYPE_CHECKING:  # users may also pass names, which become members
 
         def __init__(
             self,
@@ -109,7 +109,7 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return how many rows of a global batch each replica gets; it must be the same for all."""
+        """Return how many rows of a global batch each replica gets, if it divides evenly."""
         _require_count("global_batch_size", global_batch_size)
         if global_batch_size % self.num_replicas_in_sync:
             raise InvalidArgument(

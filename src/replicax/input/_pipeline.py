@@ -16,7 +16,7 @@ from replicax.input.sources import is_sparse
 
 @final
 class Pipeline(grain.MapDataset):
-    """A Grain dataset with the methods of `tf.data.Dataset` that Grain does not have.
+    """A Grain dataset with the methods of `tf.data.Dataset` that Grain lacks.
 
     Every method returns another pipeline, so they can be called in any order. To Grain it is a
     dataset like any other; the steps themselves are Grain's.
@@ -57,16 +57,16 @@ class Pipeline(grain.MapDataset):
         return self[index::num_shards]
 
     def enumerate(self, start: int = 0) -> Pipeline:
-        """Return pairs of a number, counted from `start`, and the element."""
+        """Return pairs of a number, counting from `start`, and an element."""
         self._require_dense("enumerate")
         _require_integer("start", start)
-        length = len(self)  # Grain counts on in later epochs
+        length = len(self)  # Grain keeps counting in later epochs
         return self.map_with_index(
             lambda index, element: (np.int64(start + index % length), element)
         )
 
     def zip(self, *others: grain.MapDataset) -> Pipeline:
-        """Return tuples of this dataset's element and those of others, up to the shortest."""
+        """Return tuples of elements of this dataset and others, until the shortest ends."""
         for other in others:
             if not isinstance(other, grain.MapDataset):
                 raise InvalidType(
@@ -85,7 +85,7 @@ class Pipeline(grain.MapDataset):
         )
 
     def cache(self, filename: str = "") -> Pipeline:
-        """Keep every element in memory once it has been made; later epochs have the same ones.
+        """Keep every element in memory once it has been made; later epochs get the same ones.
 
         Args:
           filename: Must be empty: elements are not kept in files.
@@ -98,9 +98,9 @@ class Pipeline(grain.MapDataset):
         return Pipeline(Cached(self._dataset))
 
     def prefetch(self, buffer_size: int | None = None) -> Pipeline:
-        """Return the dataset itself: distributed datasets are read ahead in any case.
+        """Return the dataset itself: distributed datasets are prefetched anyway.
 
-        `rx.InputOptions(experimental_per_replica_buffer_size=...)` says how far ahead.
+        `rx.InputOptions(experimental_per_replica_buffer_size=...)` sets how far ahead.
         """
         return self
 
@@ -110,11 +110,11 @@ class Pipeline(grain.MapDataset):
         seed: int | None = None,
         reshuffle_each_iteration: bool | None = None,
     ) -> Pipeline:
-        """Return the elements in another order: one for each seed and epoch.
+        """Return the elements in another order, determined by the seed and the epoch.
 
         Args:
           buffer_size: Refused, because it may be meant as Grain's seed.
-          seed: Keyword only. May be left out after `.seed(...)`.
+          seed: Keyword-only; may be omitted after `.seed(...)`.
           reshuffle_each_iteration: Refused: every pass has the same order.
         """
         if buffer_size is not None or reshuffle_each_iteration is not None:
@@ -206,7 +206,7 @@ class Cached(grain.MapDataset):
 
 
 def _read_only(leaf: object) -> Leaf:
-    """Return a leaf that the next reader of it cannot change."""
+    """Return a leaf that its reader cannot change for the next one."""
     if isinstance(leaf, np.ndarray):
         leaf = leaf.view()
         leaf.flags.writeable = False

@@ -22,17 +22,17 @@ Item = TypeVar("Item")
 Raw = TypeVar("Raw", covariant=True)
 
 _THREAD_NAME = "replicax-input"
-# How long to wait for an element before saying what is waited for, in seconds.
+# How long to wait for an element before saying where its reader stands, in seconds.
 _LONG = 60.0
 # How long to wait for a thread that was asked to end and is not in the user's code, in seconds.
 _PATIENCE = 5.0
-# How long the end of the interpreter waits for threads in the user's code, which may block
-# forever, in seconds.
+# How long the interpreter's exit waits for threads in the user's code, which may block forever,
+# in seconds.
 _LAST_PATIENCE = 2.0
 
 
 class Producer(Protocol[Raw]):
-    """The object that the thread has its items from."""
+    """The object that the thread gets its items from."""
 
     def step(self) -> Raw: ...
 
@@ -43,13 +43,13 @@ class Producer(Protocol[Raw]):
 class Prefetcher(Generic[Item]):
     """Items that a thread makes ahead of their use.
 
-    The thread holds the queue between the two, but not this object: when this object is no longer
-    referenced, the thread ends.
+    The thread refers to the queue between the two, but not to this object: when this object is no
+    longer referenced, the thread ends.
 
     Args:
       begin: Makes the producer; called in the thread.
-      finish: Makes an item of what the producer gave.
-      depth: How many items may be ready; nothing is made while they are.
+      finish: Makes an item from what the producer returned.
+      depth: How many items to keep ready; while they are, none are made.
       reader: Another `Prefetcher` that the producer takes from, which ends with this one.
       closed: Set when no more items are wanted, for a producer that may be waiting.
     """
@@ -83,28 +83,29 @@ class Prefetcher(Generic[Item]):
         return self._queue.reader
 
     def peek(self, count: int) -> list[Item]:
-        """Return the next `count` items; fewer if the end, or an error, comes before."""
+        """Return the next `count` items; fewer if the end, or an error, comes first."""
         return self._queue.wait_for(count)
 
     def take(self) -> Item:
-        """Return the next item; at the end, raise its cause."""
+        """Return the next item, or raise the reason why there are no more."""
         if self._end is None:
             taken = self._queue.take()
             if not isinstance(taken, _End):
                 return taken
-            # It is kept here and not in the queue: the traceback of an error comes to hold the
-            # caller's frames, and so this object, which would leak if its finalizer held the error.
+            # The end is kept here and not in the queue: the traceback of an error comes to hold
+            # the caller's frames, and so this object, which would leak if its finalizer held the
+            # error through the queue.
             self._end = taken
         raise self._end.exception()
 
     def keep(self, count: int) -> None:
-        """Prepare at least `count` items."""
+        """Keep at least `count` items ready."""
         self._queue.keep(count)
 
     def close(self) -> None:
         """End the thread, and wake the threads that wait for an item."""
         self._queue.close()
-        if not self._queue.busy:  # else it is in the user's code, which may take any time
+        if not self._queue.busy:  # otherwise it is in the user's code, for any length of time
             self._queue.join(_PATIENCE)
 
 
@@ -112,9 +113,9 @@ class Prefetcher(Generic[Item]):
 class PrefetchedProducer:
     """A producer that prepares steps ahead, in a thread of its own.
 
-    It hides the time of slow sources, and of the transfer to the devices: half a millisecond
-    while a step keeps the cores busy. It makes two steps, for with one it
-    would continue reading only when that was taken, by a thread that then holds the GIL.
+    It hides the latency of slow sources and of the transfer to the devices, which takes half a
+    millisecond while a step keeps the cores busy. It keeps two steps ready: with one, it would
+    resume reading only when that was taken, by a thread that then holds the GIL.
     """
 
     def __init__(self, begin: Callable[[], Producer[Raw]], finish: Callable[[Raw], object]) -> None:
@@ -145,8 +146,8 @@ class _End:
     def exception(self) -> BaseException:
         """Return the error to raise each time an item is requested.
 
-        At the end of the data that is a new exception, so that nothing here comes to hold the
-        frames that it passes. An error does not collect the frames of earlier times.
+        At the end of the data it is a new exception, so that nothing here comes to hold the frames
+        that it passes. An error gets its original traceback, without the frames of earlier raises.
         """
         if isinstance(self._reason, StopIteration):
             return StopIteration()
@@ -155,7 +156,7 @@ class _End:
 
 @final
 class _Queue(Generic[Item]):
-    """The queue between the two threads."""
+    """The queue between the producing and the consuming thread."""
 
     def __init__(self, depth: int, upstream: _Queue[Any] | None, closed: threading.Event) -> None:
         self._depth = depth
@@ -165,12 +166,12 @@ class _Queue(Generic[Item]):
         self._changed = threading.Condition()  # re-entrant: the garbage collector calls `close`
         self._reason: BaseException | None = None  # until the consuming side has taken it
         self._over = self._closed = False
-        self.busy = False  # in the user's code
+        self.busy = False  # while the thread is in the user's code
         self.thread: threading.Thread | None = None
 
     @property
     def reader(self) -> threading.Thread:
-        """The thread that reads the source: its own, or that of the queue before it."""
+        """The thread that reads the source: its own, or that of the upstream queue."""
         thread = self.thread if self._upstream is None else self._upstream.thread
         assert thread is not None
         return thread
@@ -178,7 +179,7 @@ class _Queue(Generic[Item]):
     # The producing side.
 
     def wait_for_room(self) -> bool:
-        """Wait until it is known whether another item is wanted, and tell that."""
+        """Wait until there is room for another item; return False if none is wanted any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
             return not self._closed
@@ -198,7 +199,7 @@ class _Queue(Generic[Item]):
     # The consuming side.
 
     def take(self) -> Item | _End:
-        """Return the next item or, once, why there is none."""
+        """Return the next item or, once, the reason why there is none."""
         with self._changed:
             if self._items or self.wait_for(1):
                 self._changed.notify_all()
@@ -226,7 +227,7 @@ class _Queue(Generic[Item]):
                 if not self._changed.wait(_LONG):
                     if self.thread is None or not self.thread.is_alive():
                         break
-                    if threading.current_thread().name != _THREAD_NAME:  # ours stay silent
+                    if threading.current_thread().name != _THREAD_NAME:  # replicax's own are silent
                         self._say_what_it_waits_for()
             return [self._items[index] for index in range(min(count, len(self._items)))]
 
@@ -236,11 +237,11 @@ class _Queue(Generic[Item]):
             self._closed_event.set()
             self._items.clear()
             self._changed.notify_all()
-        if self._upstream is not None:  # This one's thread may be waiting for it.
+        if self._upstream is not None:  # This queue's thread may be waiting for that one.
             self._upstream.close()
 
     def join(self, seconds: float) -> None:
-        """Wait for the thread to end, so long at most."""
+        """Wait for the thread to end, for at most `seconds`."""
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(seconds)
 
@@ -262,7 +263,7 @@ def _work(
     finish: Callable[[Raw], Item],
     configured: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """Run in the thread."""
+    """Make items, in the thread, until there are no more or none are wanted."""
     try:
         with configured():
             queue.busy = True
@@ -291,9 +292,9 @@ def _work(
 _open: weakref.WeakSet[_Queue[Any]] = weakref.WeakSet()
 
 
-@atexit.register  # after JAX has registered its own end, so before that comes
+@atexit.register  # registered after JAX's own handler, so that it runs first
 def _end_all() -> None:
-    """End all threads: one that uses JAX while the interpreter takes it down aborts the process."""
+    """End all threads: one that uses JAX while the interpreter exits would abort the process."""
     queues = list(_open)
     for queue in queues:
         queue.close()

@@ -15,13 +15,13 @@ from replicax._enums import PartialBatches
 from replicax.errors import ShapeMismatch
 from replicax.topology import Topology
 
-Bounds = tuple[int, int]  # from this row, up to before that one
+Bounds = tuple[int, int]  # the first row, and the one after the last
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The workers that share the input: `count`, with `replicas`, of which this one has `local`.
+    """The `count` workers that share the input, their `replicas`, and which of these are `local`.
 
     `partial_batches` says how they divide a batch that is not full.
     """
@@ -46,12 +46,12 @@ class Workers:
         )
 
     def cut_shared(self, rows: int, full: int, done: int = 0, _: int = 0) -> list[list[Bounds]]:
-        """Cut a batch that every worker reads: the rows of this one's replicas, in one step.
+        """Cut this worker's rows, in one step, from a batch that every worker reads.
 
         Args:
           rows: The number of rows.
           full: The number of rows of a full batch.
-          done: How many rows are not wanted any more; what is left is a partial batch.
+          done: How many rows have already been used; the rest are a partial batch.
         """
         left = rows - done
         bounds = _ranges(self._fitted(shares(full, self.replicas), left), done)
@@ -60,18 +60,18 @@ class Workers:
     def cut_own(
         self, rows: int, full: int, done: int = 0, steps_done: int = 0
     ) -> list[list[Bounds]]:
-        """Cut a batch that only this worker reads: all rows, in as many steps as it takes.
+        """Cut all rows of a batch that only this worker reads, in as many steps as it takes.
 
-        In each step its replicas take as much as they would of a full batch that is shared; what
-        is left for the last step is a partial batch for them. Where the shares differ, workers take
-        turns with the larger ones, so that a step of all of them has `full` rows.
+        In each step its replicas take as many rows as they would from a full shared batch; what is
+        left for the last step is a partial batch. Where the shares differ, workers take turns with
+        the larger ones, so that a step has `full` rows over all workers.
         """
         sizes = shares(full, self.replicas)
         steps: list[list[Bounds]] = []
         position = done
         while position < rows or not steps:
             number = steps_done + len(steps)
-            # After a round of all workers the turns shift, or a replica might never get a row.
+            # The turns shift after every round of the workers, or a replica might never get a row.
             turn = number * len(self.local) + number // self.count
             wanted = [sizes[(replica + turn) % self.replicas] for replica in self.local]
             steps.append(_ranges(self._fitted(wanted, rows - position), position))
@@ -79,7 +79,7 @@ class Workers:
         return steps
 
     def _fitted(self, wanted: Sequence[int], rows: int) -> Sequence[int]:
-        """Return the replicas' shares of `rows`: full ones, as far as the rows suffice."""
+        """Return the shares: as wanted if `rows` suffice, otherwise as `partial_batches` says."""
         if rows >= sum(wanted):
             return wanted
         if self.partial_batches is PartialBatches.EVEN:
@@ -89,12 +89,12 @@ class Workers:
 
 
 def _ranges(sizes: Sequence[int], first: int) -> list[Bounds]:
-    """Return ranges of these sizes, one after the other."""
+    """Return consecutive ranges of these sizes."""
     return list(pairwise(accumulate(sizes, initial=first)))
 
 
 def shares(rows: int, replicas: int) -> list[int]:
-    """Return how many rows each replica gets: the same, or one more for the first ones.
+    """Return how many rows each replica gets: the same number, or one more for the first few.
 
     >>> shares(10, 4)
     [3, 3, 2, 2]
@@ -104,7 +104,7 @@ def shares(rows: int, replicas: int) -> list[int]:
 
 
 def common_rows(arrays: Sequence[np.ndarray]) -> int | None:
-    """Return the size of the first dimension, if all arrays have one of the same size."""
+    """Return the size of the first dimension if all arrays agree on it, otherwise None."""
     sizes = {array.shape[:1] for array in arrays}
     return next(iter(sizes))[0] if len(sizes) == 1 and () not in sizes else None
 

@@ -12,8 +12,8 @@ from replicax.input._source import CannotShardByFile, Source
 def shard(source: Source, workers: Workers, policy: AutoShardPolicy) -> tuple[Source, bool]:
     """Return this worker's source, and whether no other worker reads it.
 
-    If so, all of it is for its own replicas; otherwise every worker reads the same, and takes its
-    replicas' rows of each batch.
+    If so, all of it is for this worker's replicas; otherwise every worker reads the same data and
+    takes its replicas' rows of each batch.
     """
     if workers.count == 1:
         return source, False

@@ -1,4 +1,4 @@
-"""The interface of datasets to replicax, for any library."""
+"""The interface through which replicax reads datasets of any library."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class CannotShardByFile(Exception):
-    """The reason a source cannot be shared by files, as the end of a sentence."""
+    """The reason a source cannot be shared by files, phrased as the end of a sentence."""
 
 
 def fields_of(state: object, *names: str) -> tuple[Json, ...]:
-    """Return the fields of a state with these names; refuse a state with others."""
+    """Return the named fields of a state; refuse a state that does not have exactly these."""
     if isinstance(state, Mapping) and set(state) == set(names):
         return tuple(state[name] for name in names)
     raise InvalidArgument(
@@ -44,7 +44,7 @@ class Reader(ABC):
 
     @abstractmethod
     def get_state(self) -> Json:
-        """Return where it stands, as JSON can express it; `Source.start(state)` resumes there."""
+        """Return the position, as JSON can express it; `Source.start(state)` resumes there."""
 
     def close(self) -> None:
         """Release the resources of the pass."""
@@ -52,11 +52,11 @@ class Reader(ABC):
 
 
 class Source(ABC):
-    """A dataset of some library. A new one is a file in `sources/`, and a line in its list."""
+    """A dataset of some library. To add one, write a file in `sources/` and list it there."""
 
     @abstractmethod
     def start(self, state: object = None) -> Reader:
-        """Start a pass from the beginning, or from where another one stood."""
+        """Start a pass from the beginning, or from the position of another one."""
 
     @property
     def length(self) -> int | None:
@@ -80,7 +80,7 @@ class Source(ABC):
 
     @property
     def own_policy(self) -> AutoShardPolicy:
-        """The policy by which, as the dataset itself says, workers share it."""
+        """The policy that the dataset itself sets for sharing it among workers."""
         return AutoShardPolicy.AUTO
 
     def shard_by_file(self, count: int, index: int) -> Source:
@@ -88,7 +88,7 @@ class Source(ABC):
         raise CannotShardByFile("it is not read from files")
 
     def batched(self, size: int) -> Source:
-        """Return its elements in batches of `size`."""
+        """Return a source of its elements in batches of `size`."""
         return _Batched(self, size)
 
 
@@ -101,8 +101,8 @@ class CountingReader(Reader):
 
     Args:
       elements: The pass, from its beginning.
-      convert: Makes a nest of NumPy arrays of an element.
-      origin: What a pass of the same order can be started with; part of the state.
+      convert: Converts an element to a nest of NumPy arrays.
+      origin: The data for starting a pass in the same order; part of the state.
       done: The number of elements to skip.
     """
 
@@ -115,14 +115,14 @@ class CountingReader(Reader):
         done: int = 0,
     ) -> None:
         self._given = elements
-        # A generator cannot raise StopIteration: Python makes a RuntimeError of it.
+        # A generator cannot raise StopIteration: Python turns it into a RuntimeError.
         self._elements = elements if isinstance(elements, Generator) else Guarded(elements)
         self._convert = convert
         self._origin = origin
         self._skip = self._done = done
 
     def read(self) -> Nest:
-        if self._skip:  # not before an element is wanted: it may take long
+        if self._skip:  # only once an element is wanted: it may take long
             next(islice(self._elements, self._skip, self._skip), None)
             self._skip = 0
         try:
@@ -200,7 +200,7 @@ def _kind(example: Nest) -> str:
 
 
 def arrays_of(element: Nest) -> tuple[list[np.ndarray], PyTreeDef]:
-    """Return the arrays of an element and its structure; refuse values that are no arrays."""
+    """Return the arrays of an element and its structure; refuse values that are not arrays."""
     leaves, structure = _nest.flatten(element, everything=True)
     arrays = [np.asarray(leaf) for leaf in leaves]
     for index, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):

@@ -1,4 +1,4 @@
-"""The transfer from the memory of the host to the replicas' devices."""
+"""The transfer from host memory to the replicas' devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicax.values import PerReplica, is_numeric
 
 
 def owned(step: Step) -> Step:
-    """Return the same step, in memory of its own."""
+    """Return the same step, with arrays in memory of its own."""
     if not step.owned:
         if step.wholes is not None:
             step.wholes = [own_copy(whole) for whole in step.wholes]
@@ -55,7 +55,7 @@ def _split(whole: np.ndarray, topology: Topology) -> PerReplica:
 
 
 def _values(columns: list[list[Any]], step: Step, topology: Topology) -> list[Any]:
-    """Return the value of all replicas for each leaf; with one replica, values are plain."""
+    """Return the value of all replicas for each leaf; with one replica, a plain array."""
     if topology.num_replicas == 1:
         return [column[0] for column in columns]
     shapes = step.shapes or [None] * len(columns)

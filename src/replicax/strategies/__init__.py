@@ -1,4 +1,4 @@
-"""Strategies: the parts that make each way to distribute."""
+"""Strategies: each way to distribute, made of its parts."""
 
 from replicax.strategies._central_storage import CentralStorageStrategy, central_storage
 from replicax.strategies._combining import Axis

@@ -1,4 +1,4 @@
-"""One replica on each device, variables on one of them."""
+"""One replica on each device, and all variables on one device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class CentralStorageStrategy(Strategy):
 
     Args:
       compute_devices: The replicas' devices; by default all devices of the best kind available.
-      parameter_device: The variables' device; by default the only compute device, else the CPU.
+      parameter_device: The variables' device; by default the compute device if there is only one,
+        otherwise the CPU.
     """
 
     def __init__(

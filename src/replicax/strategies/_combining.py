@@ -30,7 +30,7 @@ Axis = int | Sequence[int] | None
 
 
 def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) -> Nest:
-    """Return one array per leaf, which JAX takes to wherever it is used."""
+    """Return one array per leaf, which JAX can move to wherever it is used."""
     collectives, reduction = strategy.collectives, reduction_of(op)
     leaves, structure = _nest.flatten(nest)
     values = reducible(strategy, op, leaves, "reduce")
@@ -55,7 +55,7 @@ def reduce_nest(strategy: StrategyLike, op: ReduceOp, nest: Nest, axis: Axis) ->
 def reducible(
     strategy: StrategyLike, op: ReduceOp, leaves: Sequence[object], method: str
 ) -> list[PerReplica | None]:
-    """Return each leaf as one component per replica; None where all replicas have the same."""
+    """Return each leaf as one component per replica, or None where all have the same value."""
     reduction = reduction_of(op)
     values = [
         _of_workers(strategy, op, leaf, method)
@@ -94,7 +94,7 @@ def _of_workers(strategy: StrategyLike, op: ReduceOp, leaf: object, method: str)
     nothing = jnp.full_like(array, reduction.identity(array.dtype))
     shares = [array if first or reduction.repeatable else nothing for first in firsts]
     value = strategy.collectives.distribute(shares)
-    # Outside a program, nothing is known of the other workers' values.
+    # Outside a program, nothing is known about the other workers' values.
     return value if value.is_assembled else PerReplica(value.values, strategy.topology)
 
 
@@ -116,7 +116,7 @@ def gather_nest(strategy: StrategyLike, nest: Nest, axis: int) -> Nest:
 def as_per_replica(
     strategy: StrategyLike, leaf: object, *, mirrored_too: bool = False
 ) -> PerReplica | None:
-    """Return one component per replica; None if the leaf is the same on all of several replicas."""
+    """Return one component per replica; None if several replicas all have the same leaf."""
     topology = strategy.topology
     if isinstance(leaf, PerReplica):
         return leaf.of_topology(topology)

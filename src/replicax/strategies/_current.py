@@ -13,7 +13,7 @@ from replicax.strategies._strategy import Strategy
 
 
 def get_strategy() -> Strategy:
-    """Return the current strategy; outside every scope the default one.
+    """Return the current strategy, which outside of every scope is the default one.
 
     >>> import replicax as rx
     >>> rx.get_strategy()
@@ -36,12 +36,12 @@ def in_cross_replica_context() -> bool:
     return _context.current().kind is not ContextKind.REPLICA
 
 
-# To type checkers the result is not `ReplicaContext | None`: the code given to `run` would need to
-# rule out a None that it never gets. Nor is it `ReplicaContext` alone: they would take code for
-# unreachable that asks for None because it runs in both contexts. With `Any` in the place of None
-# they know the methods of a replica and accept the question.
+# The declared result is not `ReplicaContext | None`, because code given to `run` would have to rule
+# out a None that it never gets. Nor is it `ReplicaContext` alone, because type checkers would treat
+# the None branch of code that runs in both contexts as unreachable. With `Any` in place of None,
+# they know the methods of a replica and accept the check.
 def get_replica_context() -> ReplicaContext | Any:
-    """Return the replica whose code this is; None in cross-replica context."""
+    """Return the context of the replica whose code is running; None in cross-replica context."""
     frame = _context.current()
     if frame.kind is not ContextKind.REPLICA:
         return None
@@ -53,7 +53,7 @@ def get_replica_context() -> ReplicaContext | Any:
 def experimental_set_strategy(strategy: Strategy | None) -> None:
     """Make `strategy` current until further notice, without a `with` block; None ends it.
 
-    This is meant for notebooks, and not allowed inside a scope.
+    This is meant for notebooks, and is not allowed inside a scope.
     """
     if strategy is not None and not isinstance(strategy, Strategy):
         raise InvalidType(

@@ -40,5 +40,5 @@ class DefaultStrategy(Strategy):
 
 @functools.lru_cache(maxsize=1)
 def default_strategy() -> DefaultStrategy:
-    """Return the only one, which is made on first use because it must know the devices."""
+    """Return the only default strategy, made on first use because it must know the devices."""
     return DefaultStrategy()

@@ -98,7 +98,8 @@ class StrategyExtended:
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
     ) -> None:
-        # This is called by a function that makes the parts, for the `__init__` of the strategy.
+        # The user's code is behind two frames: a function that makes the parts calls this, and the
+        # `__init__` of the strategy calls that function.
         warn_of_defects((device.platform for device in topology.local_devices), stacklevel=4)
         self._strategy = container_strategy
         self._topology = topology
@@ -109,8 +110,8 @@ class StrategyExtended:
         self._cluster_resolver = cluster_resolver
         self._steps = StepRunner(container_strategy, self._executor)
         self._hinted_of_batches = False
-        # The variables that are alive, in the order of creation. By id, because keys of
-        # dictionaries are compared, and `==` of variables compares elements.
+        # The live variables, in the order of creation. By id, because dictionaries compare their
+        # keys, and `==` of variables compares elements.
         self._variables: weakref.WeakValueDictionary[int, Variable] = weakref.WeakValueDictionary()
 
     # The parts.
@@ -164,17 +165,17 @@ class StrategyExtended:
 
     @property
     def experimental_should_init(self) -> bool:
-        """True if this process must initialize variables."""
+        """True if this process should initialize variables."""
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """True if this process must write checkpoints, as the first worker does."""
+        """True if this process should write checkpoints, as the first worker does."""
         return self._first_worker
 
     @property
     def should_save_summary(self) -> bool:
-        """True if this process must write summaries, as the first worker does."""
+        """True if this process should write summaries, as the first worker does."""
         return self._first_worker
 
     @property
@@ -203,16 +204,15 @@ class StrategyExtended:
         """Call `fn(context, inputs)` for the next elements of an iterator, one after another.
 
         Given an `rx.function`, the steps are one program: a `lax.scan` over the elements, which are
-        all on the devices at the same time. Where the replicas' shapes differ, they are run one by
+        all on the devices at the same time. Where the replicas' shapes differ, the steps run one by
         one.
 
         Args:
-          fn: Runs in cross-replica context, and calls `strategy.run` by itself. `context` is a
+          fn: Runs in cross-replica context, and calls `strategy.run` itself. `context` is a
             `MultiStepContext`, for its outputs.
-          iterator: Over a distributed dataset.
-          iterations: How many steps.
-          initial_loop_values: For the names of outputs, what they are as long as no step has set
-            them.
+          iterator: An iterator over a distributed dataset.
+          iterations: The number of steps.
+          initial_loop_values: The values, by name, of outputs that the last step does not set.
 
         Returns:
           The context of the last step.
@@ -227,7 +227,7 @@ class StrategyExtended:
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest] | None,
     ) -> Nest:
-        """Check a call by `method` and hand it to the executor."""
+        """Check a call made through `method`, and hand it to the executor."""
         _bridges.load()
         require_call(method, fn, args)
         frame = _context.cross_replica(self._strategy, method)
@@ -273,10 +273,10 @@ class StrategyExtended:
 
         Args:
           reduce_op: A `ReduceOp`, or its name.
-          value: A per-replica value. One that is the same on all replicas stays as it is, unless
-            the op counts it once per replica (SUM).
-          destinations: A variable, a distributed value, a device or several: where the result is
-            wanted. `value` itself makes it an all-reduce.
+          value: A per-replica value. One that is the same on all replicas is copied unchanged, or
+            refused if the op would count it once per replica (SUM).
+          destinations: Where the result is wanted: a variable, a distributed value, or one or more
+            devices. Passing `value` itself makes it an all-reduce.
           experimental_hints: How to communicate.
           options: The newer name of `experimental_hints`.
 
@@ -336,7 +336,7 @@ class StrategyExtended:
             return self._deliver(tensor, self._target(destinations))
 
     def _target(self, destinations: Destinations) -> tuple[tuple[jax.Device, ...], bool]:
-        """Return the local devices that are meant, and whether there is only one, on any worker."""
+        """Return the local destination devices, and whether there is only one on all workers."""
         devices = self._devices_of(destinations)
         everywhere = devices == self._topology.local_devices and self._topology.spans_processes
         named = isinstance(destinations, (str, jax.Device))
@@ -398,19 +398,19 @@ class StrategyExtended:
         kwargs: Mapping[str, Nest] | None = None,
         group: bool = True,
     ) -> Nest:
-        """Call `fn(copy, *args, **kwargs)` for every copy of `var`, where the copy is.
+        """Call `fn(copy, *args, **kwargs)` for every copy of `var`, on the copy's device.
 
         Mirrored values and variables in `args` and `kwargs` reach `fn` as the copy on the same
         device, per-replica values as the component of the replica that the copy belongs to, or of
-        the first one if there is a single copy. What differs between the replicas makes copies that
-        differ. If `fn` fails, no copy has changed.
+        the first replica if there is a single copy. Arguments that differ between replicas make the
+        copies differ. If `fn` fails, no copy is changed.
 
         Args:
           var: A variable of this strategy.
           fn: Changes the copy it is given.
           args: Further arguments.
           kwargs: Keyword arguments, likewise.
-          group: Whether to merge what the calls return; else each leaf is a list, one per copy.
+          group: Whether to merge the results; otherwise each leaf is a list, one per copy.
         """
         frame = _context.cross_replica(self._strategy, "update")
         if not isinstance(var, Variable):
@@ -428,7 +428,7 @@ class StrategyExtended:
         kwargs: Mapping[str, Nest] | None = None,
         group: bool = True,
     ) -> Nest:
-        """Call `fn(*args, **kwargs)` on each of the devices that `non_slot_devices` gave."""
+        """Call `fn(*args, **kwargs)` on each of the devices that `non_slot_devices` returned."""
         frame = _context.cross_replica(self._strategy, "update_non_slot")
         require_call("update_non_slot", fn, args)
         devices = self._devices_of(colocate_with)
@@ -478,8 +478,8 @@ class StrategyExtended:
     def partition(self, partition_dimensions: Sequence[int]) -> Iterator[None]:
         """Divide variables created inside over the logical devices of each replica.
 
-        The state that an optimizer keeps for them is divided too. The initial value of a callable
-        is made in parts, and is nowhere as a whole.
+        The state that an optimizer keeps for them is divided too. An initial value given as a
+        callable is made in parts, and is nowhere held as a whole.
 
         Args:
           partition_dimensions: Into how many parts each dimension is divided; their product is the
@@ -503,14 +503,14 @@ class StrategyExtended:
         return _known_variable("variable_created_in_scope", v).strategy is self._strategy.identity
 
     def describe_variables(self) -> VariableTable:
-        """Return a table of this strategy's variables, with the bytes that a device holds of each.
+        """Return a table of this strategy's variables, and the bytes of each that a device holds.
 
-        It has every variable that is alive, in the order of creation, so the slots of optimizers
-        as well. Variables of Keras and Flax are in it from the first time the strategy uses them.
-        Each worker lists its own. The table of the default strategy is empty: variables that are
-        created outside of every scope belong to no strategy.
+        It has every live variable in the order of creation, including the slots of optimizers.
+        Variables of Keras and Flax are in it once the strategy has used them. Each worker lists its
+        own. The table of the default strategy is empty: variables created outside of every scope
+        belong to no strategy.
 
-        Under `FullyShardedStrategy`, an `rx.errors.PerformanceHint` says once if more than a tenth
+        Under `FullyShardedStrategy`, an `rx.errors.PerformanceHint` warns once if more than a tenth
         of a state of at least 1 MiB is kept whole.
 
         >>> import jax.numpy as jnp, replicax as rx
@@ -537,7 +537,7 @@ class StrategyExtended:
         return _known_variable("read_var", v).value
 
     def value_container(self, value: Any) -> object:
-        """Return the variable that `value` is a copy of; anything else is returned as it is."""
+        """Return the variable that `value` is a copy of; anything else is returned as is."""
         return value.container if isinstance(value, Component) else value
 
     def _require_own(self, variable: Variable, method: str) -> None:

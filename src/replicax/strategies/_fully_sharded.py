@@ -1,4 +1,4 @@
-"""One replica on each device, with the state divided over them: on one machine or on several."""
+"""One replica on each device, with the state divided over all of them, on one or more machines."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from replicax.variables import ShardedPlacement, VariablePartitioner
 
 @final
 class FullyShardedStrategy(Strategy):
-    """One replica per device, each of which keeps a part of every large variable and slot.
+    """One replica per device, each keeping a part of every large variable and slot.
 
-    Programs see what they see under `MirroredStrategy`: variables are gathered when they are read.
+    Programs see the same as under `MirroredStrategy`: variables are gathered when they are read.
 
     Args:
-      devices: The devices; by default all of the best kind there is.
+      devices: The devices; by default all devices of the best kind available.
       variable_partitioner: A function of a shape and a dtype that returns the number of parts for
-        each dimension. At most one may be greater than 1: this dimension is divided over the
+        each dimension. At most one may be greater than 1: that dimension is divided over the
         replicas. By default variables of at least 64 KiB are divided, along their largest dimension
-        that divides by the number of replicas.
+        that is divisible by the number of replicas.
       regather: Whether compiled functions that compute gradients gather variables once more for
         the backward pass, instead of keeping them whole from the forward pass on.
-      logical_devices_per_replica: How many devices, one after another, form a replica. What
-        `extended.partition` divides over these is divided over the replicas as well.
+      logical_devices_per_replica: How many consecutive devices form a replica. Variables that
+        `extended.partition` divides over these are divided over the replicas as well.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> strategy = rx.FullyShardedStrategy(["CPU:0", "CPU:1"])
@@ -66,18 +66,18 @@ class FullyShardedStrategy(Strategy):
 
 @final
 class MultiWorkerFullyShardedStrategy(Strategy):
-    """One replica on each device of every worker, each of which keeps a part of the state.
+    """One replica on each device of every worker, each keeping a part of the state.
 
-    Programs see what they see under `MultiWorkerMirroredStrategy`. But for one thing: outside of
+    Programs see the same as under `MultiWorkerMirroredStrategy`, with one difference: outside of
     compiled functions all workers must read a divided variable together, because each has a part.
 
     Args:
       cluster_resolver: Knows the workers, and which of them this process is; by default that of the
-        first environment that is here: TF_CONFIG, Slurm, Kubernetes, TPU (docs/clusters.md).
-      communication_options: How values are combined where a call does not say.
-      variable_partitioner: Chooses the dimension that is divided, as of `FullyShardedStrategy`.
+        first environment found: TF_CONFIG, Slurm, Kubernetes, TPU (docs/clusters.md).
+      communication_options: How values are combined unless a call says otherwise.
+      variable_partitioner: Chooses the divided dimension, as for `FullyShardedStrategy`.
       regather: Whether variables are gathered once more for the backward pass, likewise.
-      logical_devices_per_replica: How many devices of a worker, one after another, form a replica.
+      logical_devices_per_replica: How many consecutive devices of a worker form a replica.
 
     >>> import replicax as rx
     >>> strategy = rx.MultiWorkerFullyShardedStrategy()

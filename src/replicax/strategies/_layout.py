@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def lay_out(array: jax.Array, spec: PartitionSpec, strategy: StrategyLike) -> jax.Array:
-    """Lay out an array on the logical devices of the replica whose code this is, or of all."""
+    """Lay out an array on the logical devices of the replica whose code is running, or of all."""
     frame, topology = _context.current(), strategy.topology
     if topology.logical_devices_per_replica == 1:
         return array
     if frame.program is not None and frame.program.inside:
-        # No mesh is given: that of the program has the replicas' axis in another role here.
+        # No mesh is given, as the program's has the replicas' axis in another role here.
         return jax.lax.with_sharding_constraint(array, spec)
     if frame.strategy not in (None, strategy.identity):
         raise ContextError(

@@ -18,10 +18,10 @@ class MirroredStrategy(Strategy):
     """One replica per device, with a copy of every variable on each, kept equal.
 
     Args:
-      devices: The devices; by default all of the best kind there is.
+      devices: The devices; by default all devices of the best kind available.
       cross_device_ops: Accepted for the sake of programs written for the reference; XLA chooses how
         devices communicate.
-      logical_devices_per_replica: How many devices, one after another, form a replica; see
+      logical_devices_per_replica: How many consecutive devices form a replica; see
         `experimental_split_to_logical_devices` and `extended.partition`.
 
     >>> import replicax as rx

@@ -20,16 +20,16 @@ from replicax.variables import MirroredPlacement, VariablePlacement
 class MultiWorkerMirroredStrategy(Strategy):
     """One replica on each device of every worker, with equal copies of all variables.
 
-    Each worker runs the same program, and this is the first thing in it that uses JAX. Without a
-    cluster it works with the devices of this process.
+    Each worker runs the same program, in which this must be the first thing that uses JAX. Without
+    a cluster it uses the devices of this process.
 
     Args:
       cluster_resolver: Knows the workers, and which of them this process is; by default that of the
-        first environment that is here: TF_CONFIG, Slurm, Kubernetes, TPU (docs/clusters.md).
-      communication_options: How values are combined where a call does not say. `timeout_seconds`
-        is how long a worker that is alive is waited for, by default five minutes;
-        `implementation` is a preference.
-      logical_devices_per_replica: How many devices of a worker, one after another, form a replica.
+        first environment found: TF_CONFIG, Slurm, Kubernetes, TPU (docs/clusters.md).
+      communication_options: How values are combined unless a call says otherwise. `timeout_seconds`
+        is how long to wait for a worker that is alive, by default five minutes; `implementation`
+        is a preference.
+      logical_devices_per_replica: How many consecutive devices of a worker form a replica.
 
     >>> import replicax as rx
     >>> strategy = rx.MultiWorkerMirroredStrategy()

@@ -21,11 +21,11 @@ from replicax.input import count_rows, shares
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica, is_numeric, is_split, place
 
-_MANY_ROWS = 32  # An argument with so many rows looks like a batch.
+_MANY_ROWS = 32  # An argument with this many rows looks like a batch.
 
 
 def split_nest(nest: Nest, topology: Topology) -> Nest:
-    """Return the nest with one part of each array's rows per replica."""
+    """Return the nest with the rows of each array divided into one part per replica."""
     leaves, structure = _nest.flatten(nest)
     arrays = [_array(leaf) for leaf in leaves]
     rows = count_rows(arrays, structure)
@@ -83,7 +83,7 @@ def _no_array(leaf: object) -> InvalidType:
 
 
 def _require_same_everywhere(arrays: Sequence[jax.Array], topology: Topology) -> None:
-    """Refuse arrays of other shapes than the other workers have: they would miss rows."""
+    """Refuse arrays that differ in shape from the other workers': rows would be missing."""
     if not topology.spans_processes or _context.current().program is not None:
         return
     own = [[list(array.shape), str(array.dtype)] for array in arrays]
@@ -102,15 +102,15 @@ def _in_words(kinds: Sequence[Any]) -> str:
 
 
 def has_arrays(nest: Nest) -> bool:
-    """Tell whether there are arrays in a nest that are no part of something else."""
+    """Tell whether a nest has arrays that are not part of another object."""
     leaves = _nest.leaves(nest, keep_opaque=True)
     return any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves)
 
 
 def by_layout(nest: Nest, topology: Topology) -> Nest:
-    """Return arguments of `run` in which arrays that lie over the replicas are per-replica values.
+    """Return arguments of `run`, with arrays that lie over the replicas as per-replica values.
 
-    Such an array has been divided by rows over the devices of the strategy, one part per replica.
+    Such an array is divided by rows over the devices of the strategy, one part per replica.
     """
     program = _context.current().program
 
@@ -126,7 +126,7 @@ def by_layout(nest: Nest, topology: Topology) -> Nest:
 
 
 def hint_of_whole_batches(arguments: Sequence[Nest], replicas: int) -> bool:
-    """Say that every replica gets all rows of an argument that looks like a batch."""
+    """Hint at an undivided argument that looks like a batch; tell whether there is one."""
     for argument in arguments:
         rows = _rows_of_batch(argument)
         if rows is not None:

@@ -1,4 +1,4 @@
-"""Several steps on an iterator, by one call."""
+"""Several steps on an iterator, with one call."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ StepOutputs = tuple[dict[str, Nest], "_Untouched"]
 
 @final
 class MultiStepContext:
-    """The outputs of the steps of `experimental_run_steps_on_iterator`, besides their updates.
+    """The outputs of the steps of `experimental_run_steps_on_iterator`, apart from updates.
 
-    The function of a step gets one, in which it puts the step's outputs. The call returns the one
-    of the last step.
+    The function of a step gets one, and puts the step's outputs in it. The call returns that of the
+    last step.
     """
 
     run_op = None
@@ -61,19 +61,19 @@ class MultiStepContext:
 
     @property
     def non_tensor_outputs(self) -> dict[str, Any]:
-        """The outputs that `set_non_tensor_output` was given in the last step, by name."""
+        """The outputs passed to `set_non_tensor_output` in the last step, by name."""
         return self._non_tensor_outputs
 
     def set_last_step_output(
         self, name: str, output: Nest, reduce_op: ReduceOpLike | None = None
     ) -> None:
-        """Keep arrays, or a nest of them, should this be the last step.
+        """Set an output of arrays, or a nest of them, to be kept if this is the last step.
 
         Args:
           name: The name of the output.
-          output: A replica's own value, if called by a replica; else for example what `run`
+          output: A replica's own value, if called by a replica; otherwise, for example, what `run`
             returned.
-          reduce_op: How to combine the replicas' values. Required if a replica calls.
+          reduce_op: How to combine the replicas' values. Required if called by a replica.
         """
         frame = self._checked_frame(name)
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
@@ -97,7 +97,7 @@ class MultiStepContext:
             keep(self._strategy, output)
 
     def set_non_tensor_output(self, name: str, output: object) -> None:
-        """Keep any other object; if replicas call, a tuple: of one, if all give the same."""
+        """Set any other output; from replicas, a tuple of theirs, or of one if all are the same."""
         frame = self._checked_frame(name)
 
         def keep(strategy: Strategy, output: object) -> None:
@@ -189,7 +189,7 @@ class StepRunner:
         return context.last_step_outputs, _Untouched(context.non_tensor_outputs)
 
     def _program(self, fn: Function) -> Function:
-        """Return the steps as one function, kept as long as the user keeps that of a step."""
+        """Return the steps as one function, kept as long as the user keeps the step's."""
         return fn._inner.compiled(self._steps_of(fn.python_function))
 
     def _steps_of(self, python_function: Callable[..., object]) -> Callable[..., StepOutputs]:
@@ -210,7 +210,7 @@ class StepRunner:
         return steps
 
     def _scan(self, step: StepFunction, elements: Sequence[Element]) -> StepOutputs:
-        """Run steps on elements of the same shapes; only the last one's outputs are kept."""
+        """Run steps on elements of the same shapes; only the last step's outputs are kept."""
         found: list[tuple[Element, _Untouched]] = []
 
         def body(arrays: Sequence[object]) -> list[Any]:
@@ -236,7 +236,7 @@ class StepRunner:
 
 
 class _Untouched:
-    """A result that a compiled function returns as it is, and not as arrays."""
+    """A result that a compiled function returns unchanged, not as arrays."""
 
     def __init__(self, value: dict[str, Any]) -> None:
         self.value = value

@@ -1,4 +1,4 @@
-"""The strategy that users see."""
+"""`Strategy`, with the methods that users call."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class ValueContext:
 class RunOptions:
     """Options of `run` that the reference has for TPUs.
 
-    Shapes may differ between replicas here without asking, and options of XLA are those of JAX, so
-    all are accepted and change nothing.
+    Here shapes may differ between replicas anyway, and XLA's options are set through JAX, so all
+    are accepted and have no effect.
     """
 
     experimental_enable_dynamic_batch_size: bool = True
@@ -69,10 +69,10 @@ class RunOptions:
 
 
 class Strategy:
-    """A strategy decides on which devices, and in how many replicas, a training step runs.
+    """The object that decides on which devices, and in how many replicas, a step runs.
 
     It is made of parts, which the `StrategyExtended` given to it names. A strategy of your own is
-    a subclass that says which; see `StrategyExtended`.
+    a subclass that chooses them; see `StrategyExtended`.
 
     >>> import numpy as np, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -132,7 +132,7 @@ class Strategy:
 
     @property
     def collectives(self) -> Collectives:
-        """The part that combines its replicas' values."""
+        """The part that combines the replicas' values."""
         program = _context.current().program
         if program is not None:
             program.note(self.topology)
@@ -141,12 +141,12 @@ class Strategy:
 
     @property
     def gradient_reduction(self) -> GradientReduction:
-        """The way optimizers reduce gradients over the replicas: SUM unless it is set otherwise.
+        """The way optimizers reduce gradients over the replicas: SUM unless set otherwise.
 
-        It holds for `rx.Optimizer`s that were given no `reduction` of their own, and for those of
-        Keras and of Flax NNX, in functions given to `run`. Set MEAN for losses that are means over
-        the replica's own rows (`.mean()`), and NONE for gradients that are equal on all replicas
-        already. Strings are case-insensitive. Compiled functions are traced again after a change.
+        In functions given to `run`, it applies to every `rx.Optimizer` without a `reduction` of its
+        own and to the optimizers of Keras and Flax NNX. Set MEAN for losses that are means over the
+        replica's own rows (`.mean()`), and NONE for gradients that are already equal on all
+        replicas. Strings are case-insensitive. Compiled functions are retraced after a change.
 
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -194,7 +194,7 @@ class Strategy:
 
         Args:
           fn: Runs in replica context; may call `rx.get_replica_context()`.
-          args: Its arguments. Of distributed values, each replica gets its component.
+          args: Its arguments. For distributed values, each replica gets its own component.
           kwargs: Its keyword arguments, likewise.
           options: Accepted for the sake of programs written for the reference.
 
@@ -217,8 +217,8 @@ class Strategy:
         Args:
           reduce_op: A `ReduceOp`, or its name.
           value: What `run` returned.
-          axis: None combines the replicas' values element by element. A dimension, or several,
-            combines over that as well; MEAN then divides by the elements there really are.
+          axis: None combines the replicas' values element by element. A dimension, or several, is
+            combined over as well; MEAN then divides by the actual number of elements.
         """
         op = ReduceOp.parse(reduce_op)
         frame = _context.cross_replica(self, "reduce")
@@ -232,9 +232,9 @@ class Strategy:
     def gather(self, value: Values, axis: int) -> Values: ...
     @without_mesh
     def gather(self, value: Nest, axis: int) -> Nest:
-        """Put the replicas' values one after another along `axis`, as one plain array.
+        """Concatenate the replicas' values along `axis` into one plain array.
 
-        Their shapes may differ in that dimension only, and need at least one.
+        Their shapes may differ in that dimension only, and must have at least one dimension.
         """
         frame = _context.cross_replica(self, "gather")
         require_own_values(value, self.topology, "gather")
@@ -253,8 +253,8 @@ class Strategy:
     def split(self, nest: Nest) -> Nest:
         """Divide the rows of a nest of plain arrays over the replicas.
 
-        The replicas get equally many rows, or the first ones one more, as of the batches of a
-        distributed dataset. Where there are several workers, each of them gives the same arrays.
+        Each replica gets the same number of rows, or the first few one more, as with the batches of
+        a distributed dataset. If there are several workers, all must pass the same arrays.
 
         Args:
           nest: Arrays with equally many rows, such as a batch `(features, labels)`.
@@ -279,7 +279,7 @@ class Strategy:
     @overload
     def experimental_local_results(self, value: Values) -> tuple[Values, ...]: ...
     def experimental_local_results(self, value: Nest) -> tuple[Nest, ...]:
-        """Return the components of this process's replicas; of a plain value, a tuple with it.
+        """Return the components of this process's replicas; for a plain value, a tuple of it.
 
         Arrays among them can be combined with each other: JAX brings them to one device.
         """
@@ -298,7 +298,7 @@ class Strategy:
         def component(leaf: Leaf, index: int) -> Leaf:
             if not isinstance(leaf, (DistributedValues, Variable)):
                 return leaf
-            # One copy may serve all.
+            # One copy may serve all replicas.
             return _movable(leaf.values[min(index, len(leaf.values) - 1)])
 
         return tuple(
@@ -342,8 +342,8 @@ class Strategy:
         """Divide each batch of a dataset over the replicas; workers share the dataset.
 
         Args:
-          dataset: Of global batches: a Grain dataset, a `tf.data.Dataset`, a PyTorch `DataLoader`,
-            a list or another re-iterable, or a function that returns an iterator.
+          dataset: A dataset of global batches: a Grain dataset, a `tf.data.Dataset`, a PyTorch
+            `DataLoader`, a list or another re-iterable, or a function that returns an iterator.
           options: How to distribute it.
 
         Returns:
@@ -356,11 +356,12 @@ class Strategy:
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], DatasetLike], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Give every replica one element per step, of a dataset that `dataset_fn` makes.
+        """Give every replica one element per step, from a dataset that `dataset_fn` makes.
 
         Args:
-          dataset_fn: Called once for each worker with an `rx.InputContext`. Its dataset has batches
-            for one replica each: `input_context.get_per_replica_batch_size(global_batch_size)`.
+          dataset_fn: Called once for each worker with an `rx.InputContext`. Returns a dataset of
+            batches for one replica each, which have
+            `input_context.get_per_replica_batch_size(global_batch_size)` rows.
           options: How to distribute it.
         """
         _context.cross_replica(self, "distribute_datasets_from_function")
@@ -369,7 +370,7 @@ class Strategy:
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], DatasetLike], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Call `distribute_datasets_from_function`, of which this is the older name."""
+        """Call `distribute_datasets_from_function`; this is its older name."""
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_make_numpy_dataset(self, numpy_input: Nest) -> grain.MapDataset:
@@ -379,14 +380,14 @@ class Strategy:
     def experimental_assign_to_logical_device(
         self, tensor: jax.Array, logical_device_id: int
     ) -> jax.Array:
-        """Return the same tensor: XLA cannot have one logical device do all the work on it.
+        """Return the same tensor: XLA cannot make one logical device do all the work on it.
 
         It is on all logical devices of the replica, as with
         `experimental_replicate_to_logical_devices`.
 
         Args:
           tensor: A replica's own value.
-          logical_device_id: Which of the logical devices of a replica; checked.
+          logical_device_id: Which logical device of a replica; only checked.
         """
         count = self.topology.logical_devices_per_replica
         if not isinstance(logical_device_id, int) or not 0 <= logical_device_id < count:
@@ -401,7 +402,7 @@ class Strategy:
     ) -> jax.Array:
         """Return the same tensor, divided over the logical devices of the replica.
 
-        What is computed from it is divided in the same way, as far as XLA finds that it pays.
+        Values computed from it are divided in the same way where XLA finds it worthwhile.
 
         Args:
           tensor: A replica's own value.
@@ -438,7 +439,7 @@ class Scope:
     def __enter__(self) -> Strategy:
         frame = _context.cross_replica(self._strategy, "scope")
         if self._strategy.identity is None:
-            frame = _context.current()  # This is replica context, and stays so.
+            frame = _context.current()  # The default strategy stays in replica context.
         entered = _context.entered(frame)
         entered.__enter__()
         self._entered.stack = [*getattr(self._entered, "stack", ()), entered]
@@ -457,7 +458,7 @@ def _movable(component: jax.Array) -> Leaf:
 
 
 def _on_device(leaf: Leaf, sharding: DeviceOrSharding) -> Leaf:
-    """Return numbers as an array on the replica's device, and other objects as they are."""
+    """Return numbers as an array on the replica's device, and other objects unchanged."""
     if isinstance(leaf, (str, bytes)):  # `jnp.asarray` would take it for a dtype's name.
         return leaf
     try:

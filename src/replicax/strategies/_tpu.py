@@ -22,12 +22,12 @@ from replicax.variables import MirroredPlacement
 class TPUStrategy(Strategy):
     """One replica per core, or per group of cores, with equal copies of all variables.
 
-    What is given to `run` is always compiled, as if it were an `rx.function`.
+    A function given to `run` is always compiled, as if it were an `rx.function`.
 
     Args:
       tpu_cluster_resolver: Knows the devices; by default all TPUs of this process. A list of
-        devices, or of their names, does as well.
-      experimental_device_assignment: Which cores form which replica; by default each is one.
+        devices, or of their names, also works.
+      experimental_device_assignment: Which cores form which replica; by default each core is one.
 
     >>> import replicax as rx
     >>> resolver = rx.cluster_resolver.TPUClusterResolver(tpu="local")
@@ -43,7 +43,7 @@ class TPUStrategy(Strategy):
         super().__init__(tpu(self, tpu_cluster_resolver, experimental_device_assignment))
 
     def gather(self, value: Nest, axis: int) -> Nest:
-        """Put the replicas' values one after another along `axis`, as one plain array.
+        """Concatenate the replicas' values along `axis` into one plain array.
 
         Their shapes must be equal.
         """
@@ -57,7 +57,7 @@ class ExperimentalTPUStrategy(TPUStrategy):
 
     Args:
       tpu_cluster_resolver: Knows the devices; by default all TPUs of this process.
-      device_assignment: Which cores form which replica; by default each is one.
+      device_assignment: Which cores form which replica; by default each core is one.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ def tpu(
 
 
 def _resolver_of(topology: Topology, resolver: Any) -> TPUClusterResolver:
-    """Return the resolver, if it knows these devices; else one that does."""
+    """Return the resolver, which must know these devices, or a new one if it is None."""
     assigned = [device for replica in topology.devices for device in replica]
     if resolver is None:
         return TPUClusterResolver(assigned)

@@ -1,4 +1,4 @@
-"""Changing the copies of variables one by one, where they are: `extended.update`."""
+"""Updates of the copies of variables, one by one, on their devices: `extended.update`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Arguments = tuple[Sequence[Nest], Mapping[str, Nest]]
 @final
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One call of a function for each copy of a variable, or on each of some devices.
+    """One call of a function for each copy of a variable, or on each of the given devices.
 
     Args:
       strategy: The strategy that the copies belong to.
-      method: The name that messages call it by.
+      method: The name of the method, for messages.
       devices: The local devices of the copies.
       fn: The function.
-      group: Whether to merge what the calls return; else each leaf is a list.
+      group: Whether to merge what the calls return; otherwise each leaf is a list.
     """
 
     strategy: Strategy
@@ -44,11 +44,11 @@ class Update:
     group: bool
 
     def run(self, frame: Frame, arguments: Arguments) -> Nest:
-        """Call the function; if it fails, no copy has changed."""
+        """Call the function; if it fails, no copy is changed."""
         per_replica = any(isinstance(leaf, PerReplica) for leaf in _nest.leaves(arguments))
         if per_replica:
             self._require_fitting()
-        # Several replicas may share one copy, which then is the first one's.
+        # Several replicas may share one copy, which then belongs to the first of them.
         a_copy_each = len(self.devices) == len(self._topology.local_replicas)
         differ = per_replica and a_copy_each and self._topology.num_replicas > 1
         if frame.program is None:
@@ -57,7 +57,7 @@ class Update:
             if differ:
                 return self._in_replicas(frame, arguments)
             return self._grouped(self._for_each_copy(frame, arguments, self.devices), False)
-        # Where every replica runs this code, each changes the one copy that is its own.
+        # Here every replica runs this code, so each changes only the copy that is its own.
         if per_replica and not differ:
             arguments = _nest.transform(self._first_component, arguments)
         (result,) = self._for_each_copy(frame, arguments, self.devices[:1])
@@ -110,7 +110,7 @@ class Update:
         return regroup(results, topology, wrap=Mirrored)
 
     def _in_replicas(self, frame: Frame, arguments: Arguments) -> Nest:
-        """Run it where each replica has its own copy; outside, copies are one array for all."""
+        """Run it in the replicas, each with its own copy; outside, all copies are one array."""
         grouped = replace(self, group=True)
 
         def in_replica(args: Sequence[Nest], kwargs: Mapping[str, Nest]) -> Nest:
@@ -132,7 +132,7 @@ class Update:
         return self.strategy.collectives.broadcast(leaf).component(0)
 
     def _own(self, leaf: Leaf) -> Leaf:
-        """Return a replica's own result, inside of a program, as a value of all replicas."""
+        """Return a replica's own result, inside a program, as a value of all replicas."""
         if not isinstance(leaf, jax.Array):
             return leaf
         return PerReplica.from_array(leaf, self._topology, inside=True)

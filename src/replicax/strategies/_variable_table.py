@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from replicax.strategies._strategy import Strategy
 
-# A state of less than this fits everywhere, however it is laid out.
+# A state smaller than this fits everywhere, however it is laid out.
 _WORTH_A_HINT = 1024 * 1024
-_NAMED = 3  # variables in a hint
+_NAMED = 3  # the most variables that a hint names
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class DescribedVariable:
-    """A line of a `VariableTable`.
+    """A row of a `VariableTable`.
 
     Args:
       name: The name of the variable.
@@ -73,10 +73,10 @@ class VariableTable:
 
     @property
     def bytes_per_device(self) -> int:
-        """The bytes that one device holds of all variables.
+        """The bytes of all variables that one device holds.
 
-        Under `CentralStorageStrategy`, a device that holds both the single copies of variables and
-        a replica's ON_READ ones.
+        Under `CentralStorageStrategy`, this is a device that holds both the single copies of
+        variables and a replica's ON_READ copies.
         """
         return sum(row.bytes_per_device for row in self.rows)
 
@@ -108,12 +108,12 @@ class VariableTable:
 
 
 def table_of(variables: Iterable[Variable], topology: Topology) -> VariableTable:
-    """Describe variables of a strategy over `topology`."""
+    """Return the table of a strategy's variables over `topology`."""
     return VariableTable(tuple(_described(variable, topology) for variable in variables))
 
 
 def hint_of_whole_state(strategy: Strategy, table: VariableTable) -> None:
-    """Hint, once per strategy, at state that is kept whole where it should be divided."""
+    """Hint, once per strategy, at state that is kept whole but should be divided."""
     rows = [row for row in table.rows if row.layout != StateLayout.PER_REPLICA.value]
     state = sum(row.bytes for row in rows)
     whole = [row for row in rows if row.layout != StateLayout.SHARDED.value]
@@ -154,7 +154,7 @@ def _described(variable: Variable, topology: Topology) -> DescribedVariable:
 
 
 def _parts(storage: Storage, array: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
-    """Return into how many parts each dimension of the value is divided."""
-    if storage.layout is StateLayout.PER_REPLICA:  # its array has the values one after another
+    """Return the number of parts of each dimension of the value."""
+    if storage.layout is StateLayout.PER_REPLICA:  # its array is all replicas' values in a row
         return (1,) * len(storage.shape)
     return tuple(size // own if own else 1 for size, own in zip(array, part, strict=True))

@@ -9,7 +9,7 @@ from replicax.input.sources._calls import Calls
 from replicax.input.sources._grain import is_sparse
 
 # They are tried in this order; the last takes any iterable. Each returns None for datasets that
-# are not its own. None imports its library: the code that made such a dataset already has.
+# are not its own. They do not import their libraries: the code that made a dataset already has.
 _LIBRARIES = (_grain.recognise, _tf_data.recognise, _torch.recognise)
 _RECOGNISERS = (*_LIBRARIES, _calls.recognise, _iterable.recognise)
 

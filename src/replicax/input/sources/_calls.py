@@ -1,4 +1,4 @@
-"""Functions that give an element each time they are called, as input functions of v1 may return."""
+"""Functions that return one element per call, which the input functions of v1 may return."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class _CallSource(Source):
     def call(self, calls_before: int) -> tuple[Nest, int]:
         """Return the function's next result, and the number of calls so far.
 
-        If there were fewer than `calls_before`, what comes up to then is skipped.
+        If there were fewer than `calls_before`, the results up to there are skipped.
         """
         with self._calling:
             while self._calls < calls_before:
                 try:
                     self._called()
-                except StopIteration:  # the end of a pass before
+                except StopIteration:  # the end of an earlier pass
                     continue
             return self._called(), self._calls
 

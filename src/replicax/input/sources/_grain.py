@@ -12,8 +12,8 @@ from replicax.errors import InvalidArgument
 from replicax.input._ending import EndOfData, Guarded, meaning_of
 from replicax.input._source import CannotShardByFile, Reader, Source, fields_of
 
-# Grain's own default. It reads 500 elements ahead with them, meant for examples; ours are whole
-# batches, and there is another buffer behind: one element per thread is enough.
+# Grain's own default. With these threads it reads 500 elements ahead, which is meant for examples.
+# Here elements are whole batches, and another buffer follows, so one per thread is enough.
 _THREADS = 16
 _ENDLESS = 2**40  # steps; at a thousand per second they take 35 years
 
@@ -31,7 +31,7 @@ def recognise(dataset: object) -> Source | None:
 
 @final
 class _MapSource(Source):
-    """A source with random access: workers can read their own part, and nothing else."""
+    """A source with random access, so that a worker can read only its own part."""
 
     def __init__(self, dataset: DatasetLike) -> None:
         self._dataset = dataset
@@ -50,7 +50,7 @@ class _MapSource(Source):
 
     @property
     def infinite(self) -> bool:
-        # `repeat()` has the length `sys.maxsize`, of which `batch` and slices leave a part.
+        # `repeat()` has the length `sys.maxsize`, which `batch` and slices reduce.
         return len(self._dataset) > _ENDLESS
 
     @property
@@ -62,14 +62,14 @@ class _MapSource(Source):
         return _MapSource(self._dataset[index::count])
 
     def batched(self, size: int) -> Source:
-        if is_sparse(self._dataset):  # Grain batches it in iteration only.
+        if is_sparse(self._dataset):  # Grain can batch it only while iterating.
             return _IterSource(self._dataset.to_iter_dataset().batch(size))
         return _MapSource(self._dataset.batch(size))
 
 
 @final
 class _IterSource(Source):
-    """A source that is read one element after the other."""
+    """A source that can only be read in order."""
 
     def __init__(self, dataset: DatasetLike) -> None:
         self._dataset = dataset
@@ -85,7 +85,7 @@ class _IterSource(Source):
             )
         try:
             shard = copy.deepcopy(self._dataset)  # `set_slice` changes it in place
-        except TypeError as error:  # a lock, say, in a function that it maps
+        except TypeError as error:  # for example, a lock in a function that it maps
             raise CannotShardByFile(f"it cannot be copied ({error})") from error
         _keep(shard, slice(index, None, count))
         return _IterSource(shard)
@@ -116,7 +116,7 @@ class _GrainReader(Reader):
             raise meaning_of(stop) from stop
 
     def get_state(self) -> Json:
-        return copy.deepcopy(self._iterator.get_state())  # some give the one that they change
+        return copy.deepcopy(self._iterator.get_state())  # some return the object that they change
 
     def close(self) -> None:
         self._iterator.close()
@@ -124,7 +124,7 @@ class _GrainReader(Reader):
 
 @final
 class _IndexReader(Reader):
-    """A reader for datasets that need no Grain threads, and for empty ones, which it refuses."""
+    """A reader for datasets that need no Grain threads, and for empty ones, which Grain refuses."""
 
     def __init__(self, dataset: DatasetLike, state: Json) -> None:
         self._dataset = dataset
@@ -144,9 +144,9 @@ class _IndexReader(Reader):
 
 
 def _guard_parents(iterator: Any) -> None:
-    """Guard the source of a Grain iterator, if it reads in Grain's usual way.
+    """Guard the iterators that a Grain iterator reads from, if it does so in Grain's usual way.
 
-    There is no public way to see the functions of a pipeline, nor the iterators of its steps.
+    There is no public way to see the functions of a pipeline or the iterators of its steps.
     """
     parents = getattr(iterator, "_parents", ())
     for parent in parents:
@@ -156,7 +156,7 @@ def _guard_parents(iterator: Any) -> None:
 
 
 def _only_moves_memory(dataset: object) -> bool:
-    """Tell whether there are only arrays in memory, so that threads would be in the way."""
+    """Tell whether a dataset only reads arrays in memory, so that threads would be in the way."""
     import grain
 
     from replicax.input._arrays import ArrayDataset, Batches
@@ -201,7 +201,7 @@ def _nodes(dataset: object) -> Iterator[Any]:
 
 
 def _parents(dataset: DatasetLike) -> Sequence[object]:
-    """Return the parents; none for a user's class without `super().__init__`, as Grain allows."""
+    """Return the parents; none if a user's class skips `super().__init__`, which Grain allows."""
     try:
         return dataset.parents
     except AttributeError:
@@ -211,19 +211,19 @@ def _parents(dataset: DatasetLike) -> Sequence[object]:
 def _paths(node: object) -> Sequence[object]:
     """Return the files that a source reads.
 
-    `paths` is public on Grain's sources of records. `ParquetIterDataset` keeps its own to itself,
-    and there is no other way to ask it.
+    `paths` is public on Grain's sources of records. `ParquetIterDataset` keeps its paths private,
+    and there is no other way to get them.
     """
     paths = getattr(node, "paths", None) or getattr(node, "_paths", None) or ()
     return [paths] if isinstance(paths, (str, bytes)) or not isinstance(paths, Sequence) else paths
 
 
 def _keep(dataset: DatasetLike, part: slice) -> None:
-    """Make every source of a copied pipeline read its part only: Grain's way for its own workers.
+    """Make every source of a copied pipeline read only a part, as Grain does for its own workers.
 
     A source of files keeps part of the files; one with random access, part of its elements.
     """
-    if hasattr(dataset, "set_slice"):  # Grain's protocol, which sources have and other steps do not
+    if hasattr(dataset, "set_slice"):  # Grain's protocol, for sources and no other steps
         dataset.set_slice(part)
     elif parents := _parents(dataset):
         for parent in parents:

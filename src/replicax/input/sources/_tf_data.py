@@ -72,7 +72,7 @@ class _DatasetSource(Source):
         variant = tensorflow.data.experimental.to_variant(self._dataset)
         serialized = tensorflow.raw_ops.DatasetToGraphV2(
             input_dataset=variant,
-            external_state_policy=1,  # not to refuse pipelines with state
+            external_state_policy=1,  # so that pipelines with state are accepted
         )
         graph = tensorflow.compat.v1.GraphDef.FromString(serialized.numpy())
         return {node.name: node for node in graph.node}
@@ -107,7 +107,7 @@ class _DatasetSource(Source):
         errors = tensorflow.errors
         try:
             # Reading as the first worker shows whether there are enough files; the last one would
-            # find nothing, and not complain.
+            # find nothing and not complain.
             next(iter(self._file_shard(count, 0)), None)
             return _DatasetSource(self._file_shard(count, index))
         except errors.NotFoundError:
@@ -138,7 +138,7 @@ class _DatasetSource(Source):
 
 
 def _is_unseeded(node: Any, nodes: dict[str, Any]) -> bool:
-    """Tell whether a step of a pipeline shuffles with both seeds 0: drawn when it runs."""
+    """Tell whether a step of a pipeline shuffles with both seeds 0, to be drawn when it runs."""
     import tensorflow
 
     if not node.op.startswith("Shuffle"):
@@ -170,7 +170,7 @@ def _leaf_to_numpy(leaf: object) -> np.ndarray:
 
 
 def _written(iterator: object) -> dict[str, str] | None:
-    """Return an iterator's state, as text; None for one that runs Python, as it is unknown."""
+    """Return an iterator's state as text, or None if it is unknown because it runs Python."""
     import tensorflow
 
     with tempfile.TemporaryDirectory() as directory:

@@ -45,8 +45,8 @@ class _LoaderSource(Source):
         generator.set_state(torch.from_numpy(_from_text(origin).copy()))
         elements = self._begin()
         if generator is torch.default_generator:
-            # Samplers draw a seed from this one on first use, and continue by
-            # themselves. From a generator of their own they may draw later too.
+            # Samplers draw a seed from the default generator on first use, and then continue
+            # independently. From a generator of their own they may draw later too.
             generator.set_state(now)
         return CountingReader(elements, _to_numpy, origin=origin, done=done)
 
@@ -72,7 +72,7 @@ class _LoaderSource(Source):
                 )
 
     def _begin(self) -> Iterator[Any]:
-        """Begin a pass; draw its first element now, for samplers draw when they are first asked."""
+        """Begin a pass, and read its first element now, because samplers draw on first use."""
         elements = Guarded(iter(self._loader))
         try:
             first = next(elements)
@@ -91,7 +91,7 @@ class _LoaderSource(Source):
         return torch.default_generator
 
     def _samplers(self) -> list[object]:
-        """Return the samplers that make the order; a user's batch sampler mostly has one inside."""
+        """Return the samplers that set the order; a user's batch sampler usually contains one."""
         batches = self._loader.batch_sampler
         samplers = [self._loader.sampler, batches, getattr(batches, "sampler", None)]
         return [sampler for sampler in samplers if sampler is not None]
@@ -113,14 +113,14 @@ def _to_numpy(element: object) -> Nest:
     return _nest.transform(_leaf_to_numpy, element, everything=True)
 
 
-# `Any`, because type checkers without PyTorch know no attribute of a tensor.
+# `Any`, because type checkers do not know the attributes of a tensor without PyTorch.
 def _leaf_to_numpy(leaf: Any) -> np.ndarray:
     import torch
 
     if not isinstance(leaf, torch.Tensor):
         return np.asarray(leaf)
     leaf = leaf.detach().cpu()
-    if leaf.dtype == torch.bfloat16:  # NumPy knows it by an extension only.
+    if leaf.dtype == torch.bfloat16:  # NumPy knows it only through an extension.
         return leaf.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return leaf.numpy()
 

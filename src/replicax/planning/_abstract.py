@@ -56,7 +56,7 @@ class PlannedStrategy(Strategy):
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """The variables in the order in which they were made."""
+        """The variables in the order in which they were created."""
         return tuple(self._made.variables)
 
 
@@ -165,7 +165,7 @@ def _on_read(
 
 
 def abstract_arguments(args: Sequence[Nest], topology: Topology, batch: int | None) -> Nest:
-    """Return the arguments of a step function for global batches: shares without values.
+    """Return a step function's arguments for global batches: replicas' shares, without values.
 
     Arrays of rank 0 are the same on all replicas. Leaves that are not arrays are left unchanged.
 

@@ -58,7 +58,7 @@ class Collective:
       bytes: The size of the whole result on one chip: the sum, or everything gathered.
       group_size: The number of chips in a group.
       groups: The number of groups that run it at the same time.
-      times: The number of runs per step, for those in loops.
+      times: The number of runs per step, which may be more than one in a loop.
       origins: The lines that caused it; XLA may combine several collectives into one.
       exact: False if `times` could not be determined because of a loop or a condition.
     """

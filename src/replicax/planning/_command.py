@@ -49,7 +49,7 @@ def plan_command(
     fully_sharded: bool,
     html: Path | None,
 ) -> None:
-    """Show the memory, communication and time of a training step on TPUs that you need not have.
+    """Show what a training step needs on TPUs you need not have: memory, communication and time.
 
     MODULE:PROGRAM names a function in a module, or in a file such as train.py:program, that takes a
     strategy and returns the step function and its arguments. See docs/planning.md.
@@ -85,7 +85,7 @@ def plan_command(
 
 
 def _stay_on_host() -> None:
-    """Leave this machine's accelerators alone, which others may be using: nothing is run."""
+    """Leave this machine's accelerators alone: nothing is run, and others may be using them."""
     import jax
 
     if not getattr(jax.config, _PLATFORMS):

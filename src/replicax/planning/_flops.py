@@ -14,7 +14,7 @@ from replicax._jax_compat import jaxprs_within
 
 
 def count_flops(jaxpr: Jaxpr | ClosedJaxpr) -> float:
-    """Count those of matrix products and convolutions, both in a replica and outside of it.
+    """Count the operations of matrix products and convolutions, in a replica and outside of it.
 
     The body of a `scan` counts as often as it runs, and that of a `while_loop` once, because its
     number of iterations is not known. Of the branches of a `cond`, the most expensive one counts.

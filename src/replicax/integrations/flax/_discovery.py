@@ -76,7 +76,7 @@ class Reached:
 class Reach:
     """The objects that can be reached from some roots.
 
-    `containers` has the lists and other containers that modules hold, by their ids. `places` are
+    `containers` maps ids to the lists and other containers that modules hold. `places` are
     functions that return the current contents of everything else that was searched.
     """
 

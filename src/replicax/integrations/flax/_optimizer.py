@@ -27,7 +27,7 @@ _OF_THE_LOSS = ("value", "grad")  # extra arguments that are sums over the batch
 @final
 @dataclass(frozen=True)
 class Summing:
-    """A transformation of the sum of the replicas' gradients.
+    """A transformation that is applied to the sum of the replicas' gradients.
 
     A replica that reads `tx` of an `nnx.Optimizer` gets this one.
     """

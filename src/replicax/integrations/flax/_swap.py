@@ -283,7 +283,7 @@ def _same(value: object, leaves: Sequence[object]) -> bool:
 
 @final
 class _InALoop:
-    """A placeholder for a value that a JAX loop (`lax.scan`) changes, so it is not known yet.
+    """A placeholder for a value that a JAX loop (`lax.scan`) changes and that is not known yet.
 
     Reading it raises an error.
     """

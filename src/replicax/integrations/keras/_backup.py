@@ -222,7 +222,7 @@ class _Reading:
         return batch
 
     def is_over(self) -> bool:
-        """Tell whether the pass has ended, by peeking at the next batch, which stays next."""
+        """Tell whether the pass has ended, by peeking at the next batch without consuming it."""
         if not self._looked_at:
             try:
                 self._looked_at.append(next(self.iterator))

@@ -103,7 +103,7 @@ def prepared(data: object, strategy: Strategy, method: str, steps: int | None) -
 
 
 def agree(strategy: Strategy, method: str, given: Mapping[str, object]) -> None:
-    """Check that all workers call a method with data of the same shapes and settings.
+    """Check that all workers call a method with the same settings and data of the same shapes.
 
     Afterwards they all shuffle arrays in the first worker's order.
     """

@@ -1,4 +1,4 @@
-"""The choice of which models to compile: Keras' is for TensorFlow; on JAX, tracing decides."""
+"""The choice of which models to compile: Keras' rule is for TensorFlow; on JAX, tracing decides."""
 
 from __future__ import annotations
 

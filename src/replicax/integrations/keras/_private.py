@@ -84,8 +84,9 @@ def begin_at(model: keras.Model, epoch: int | None) -> None:
 def replace_moments(patches: Patches, layer: type, replacement: Callable[..., Any]) -> None:
     """Compute the statistics of synchronized layers with `replacement`.
 
-    It gets the method that it replaces, and that method's arguments. This method is private, but
-    the layer's `call` does everything else too, and the public `moments` does not know the layer.
+    It gets the method that it replaces, and that method's arguments. A private method is
+    replaced because the layer's `call` does everything else too, and Keras' public `moments` does
+    not know the layer.
     """
 
     def replaced(moments: Callable[..., Any]) -> Callable[..., object]:
@@ -103,8 +104,8 @@ def replace_moments(patches: Patches, layer: type, replacement: Callable[..., An
 def replace_saves(patches: Patches, callback: type, replacement: Callable[..., object]) -> None:
     """Route the saves of a Keras callback through `replacement`.
 
-    It gets the method that it replaces, and that method's arguments. This method is private, but
-    the methods that Keras documents both decide when to save and save.
+    It gets the method that it replaces, and that method's arguments. A private method is
+    replaced because those that Keras documents also decide when to save.
     """
 
     def replaced(save: Callable[..., object]) -> Callable[..., object]:

@@ -69,7 +69,7 @@ def rows_of(leaf: Leaf, topology: Topology) -> Leaf:
 
 
 def rows_of_element(value: object, topology: Topology) -> Any:
-    """Convert a leaf of a distributed dataset's element likewise; it may already be divided."""
+    """Divide a leaf of a distributed dataset's element, unless the dataset has done so already."""
     if not isinstance(value, PerReplica):
         return rows_of(value, topology)
     agree_on_unknown_shapes([value])

@@ -134,7 +134,7 @@ def owned_by(strategy: Strategy) -> Iterator[None]:
 
 
 def owner_in_use() -> Strategy | None:
-    """Return the strategy that variables without one get here."""
+    """Return the strategy that variables without one get in the current function."""
     scope = current_scope()
     return scope.owner if isinstance(scope, VariablesInUse) else None
 
@@ -152,7 +152,7 @@ def surround(fn: Callable[..., Nest]) -> Callable[..., object]:
 
     @functools.wraps(fn)
     def surrounded(*args: Nest, **kwargs: Nest) -> Any:
-        if current_scope() is not None:  # ours, or Keras' own: it infers shapes or is stateless
+        if current_scope() is not None:  # ours, or Keras' own for shape inference and the like
             return fn(*args, **kwargs)
         if generator is not None:
             set_global_generator(generator)

@@ -1,4 +1,4 @@
-"""Steps of a model as functions of the state and a batch, which is Keras' form on JAX."""
+"""Steps of a model as functions of the state and a batch, as Keras defines them on JAX."""
 
 from __future__ import annotations
 

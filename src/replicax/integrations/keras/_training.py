@@ -2,7 +2,7 @@
 
 A program computes what one device would on the whole batch; XLA divides the work over the replicas,
 because the rows of the batch are divided. The result is therefore the same as without a strategy,
-and exact for random numbers and for layers that look across a batch, such as BatchNormalization.
+even for random numbers and for layers that look across a batch, such as BatchNormalization.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _aggregation(variable: keras.Variable) -> VariableAggregation:
 
 
 def _is_seed(variable: keras.Variable) -> bool:
-    """Tell whether this is the state of a `keras.random.SeedGenerator`, which names it so."""
+    """Tell by its name whether a variable is the state of a `keras.random.SeedGenerator`."""
     return variable.name == "seed_generator_state"
 
 

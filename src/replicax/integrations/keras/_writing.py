@@ -64,7 +64,7 @@ def _by_one(save: Callable[..., object], callback: object, *args: object, **kwar
 
 
 def _agreeing(begin: Callable[..., Any]) -> Callable[..., object]:
-    """Restore a backup on all workers, or on none."""
+    """Require that all workers restore the same backup, or none."""
 
     @functools.wraps(begin)
     def agreed(self: Any, logs: Any = None) -> None:

@@ -60,7 +60,7 @@ class Optimizer:
     Args:
       tx: The transformation, such as `optax.adam(1e-3)`.
       name: The name in messages, and in the names of the optimizer's own variables.
-      options: Options for summing gradients over the replicas, by default in packs and exactly.
+      options: Options for summing gradients over the replicas; by default, in packs and exactly.
       reduction: The reduction of the replicas' gradients: "SUM", for losses that are divided by the
         size of the global batch; "MEAN", for losses that are means over the replica's own rows,
         weighted by the number of these rows where it is known; or "NONE", for gradients that are
@@ -245,7 +245,7 @@ class Optimizer:
     def __deepcopy__(self, memo: dict[int, object]) -> Optimizer:
         """Create an optimizer with a state of its own, for copies of the variables.
 
-        If the original variables are the first it is given, it trains these instead.
+        If it is first given the original variables, it trains those instead.
         """
         memo[id(self)] = copied = object.__new__(type(self))
         copied.__dict__.update(

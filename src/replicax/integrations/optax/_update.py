@@ -52,7 +52,7 @@ def call_update(tx: Any, gradients: Nest, state: Any, params: Nest, extra: dict[
 
 
 def like(gradient: object, value: jax.Array, topology: Topology) -> jax.Array:
-    """Return the gradient on the devices of the variable, of a strategy over `topology`."""
+    """Return the gradient on the devices of its variable, whose strategy has `topology`."""
     if isinstance(gradient, Mirrored) and gradient.topology is not None:
         copies = gradient.array(gradient.topology)
         if not isinstance(value, Tracer) and copies.devices() != value.devices():

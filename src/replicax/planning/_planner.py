@@ -55,7 +55,7 @@ def plan(
         computed. Arrays among the arguments, or `jax.ShapeDtypeStruct`s that stand for them, are
         global batches; those of rank 0 are the same for all replicas.
       topology: A name such as "v5e:4x4" (which requires the extra `replicax[tpu]`) or "cpu:8".
-      computation_shape: The sides of the block of chips that forms a replica; one chip by default.
+      computation_shape: The sides of a replica's block of chips; one device by default.
       batch: The number of rows of global batches, instead of that of the arguments.
       placement: `rx.parts.ShardedPlacement()` to divide the state as `rx.FullyShardedStrategy`
         does. By default every chip has the whole state, as under `rx.MirroredStrategy`.

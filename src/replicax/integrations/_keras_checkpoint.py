@@ -37,7 +37,7 @@ def _list_entries(thing: Any, _: NameOf) -> ObjectEntries:
     if isinstance(thing, keras.optimizers.Optimizer):
         return _list_optimizer_entries(thing)
     if isinstance(thing, keras.Model):
-        thing.jax_state_sync()  # in a callback of `fit`, the values of the last step are elsewhere
+        thing.jax_state_sync()  # during `fit`, Keras keeps the latest values elsewhere
     entries = _by_path(thing.variables, thing._flatten_layers())
     optimizer = getattr(thing, "optimizer", None) if isinstance(thing, keras.Model) else None
     if isinstance(thing, keras.Model):
@@ -60,7 +60,7 @@ def _list_entries(thing: Any, _: NameOf) -> ObjectEntries:
     return ObjectEntries(entries, make=make)
 
 
-# Restored values for slots that an optimizer has not made yet.
+# Restored values for slots that an optimizer has not created yet.
 _waiting: weakref.WeakKeyDictionary[object, Deferred] = weakref.WeakKeyDictionary()
 
 
@@ -69,7 +69,7 @@ def _list_optimizer_entries(optimizer: Any) -> ObjectEntries:
     if optimizer.built:
         return ObjectEntries(entries)
     if type(optimizer).variables is not sys.modules["keras"].optimizers.Optimizer.variables:
-        # It wraps other optimizers: its variables change places when it is built.
+        # It wraps other optimizers: building it changes the order of its variables.
         return ObjectEntries(entries, make=_refuse_unbuilt_optimizer)
 
     def defer(deferred: Deferred) -> None:
@@ -82,7 +82,7 @@ def _list_optimizer_entries(optimizer: Any) -> ObjectEntries:
 
 
 def _fill_when_built(optimizer: Any) -> None:
-    """Make an optimizer fill its slots with the restored values as soon as it makes them."""
+    """Make an optimizer fill its slots with the restored values as soon as it creates them."""
     build = optimizer.build
 
     @functools.wraps(build)
@@ -90,7 +90,7 @@ def _fill_when_built(optimizer: Any) -> None:
         # Imported here, because it imports Keras.
         from replicax.integrations.keras._scope import outside_of_functions
 
-        with outside_of_functions():  # or the slots would have no values before the function ends
+        with outside_of_functions():  # otherwise the slots would have no values at first
             build(variables)
         deferred = _waiting[optimizer]
         restored = [
@@ -98,7 +98,7 @@ def _fill_when_built(optimizer: Any) -> None:
             for name, entry in _by_position(optimizer.variables).items()
             if name not in before
         ]
-        # Written now, even while a program is traced: slots begin with concrete values.
+        # Written immediately, even during tracing: slots start with concrete values.
         with _context.entered(_context.Frame()), jax.ensure_compile_time_eval():
             for entry, value in restored:
                 if value is not None:
@@ -118,7 +118,7 @@ def _refuse_unbuilt_optimizer(place: str) -> None:
 
 
 def _scope_of(variables: Iterable[object]) -> Any:
-    """Return the scope of the strategy to which variables belong."""
+    """Return the scope of the strategy that the variables belong to, if there is one."""
     for variable in variables:
         ours = _bridges.variable_of(variable)
         if isinstance(ours, Variable) and isinstance(ours.strategy, Strategy):
@@ -150,15 +150,15 @@ def _value_of(variable: Any) -> Any:
 def _by_path(
     variables: Iterable[Any], named: Iterable[Any], optional: bool = False
 ) -> dict[str, ArrayEntry]:
-    """Name variables by their paths, as Keras numbers them in a fresh process.
+    """Name variables by their paths, numbered as in a fresh process.
 
-    Keras counts the layers of a class over all models of a process: `dense_7` of the second model
-    is the `dense_3` of the first. Names given by the user stay as they are.
+    Keras counts the layers of each class across all models of a process: `dense_7` of the second
+    model corresponds to `dense_3` of the first. Names given by the user are kept.
 
     Args:
       variables: The variables.
-      named: The objects that they may belong to, whose names are in the paths.
-      optional: Whether they may be missing.
+      named: The objects that the variables may belong to, whose names appear in the paths.
+      optional: Whether the variables may be missing from a checkpoint.
     """
     variables = list(variables)
     bases = {
@@ -181,7 +181,7 @@ def _by_path(
             words.append(base if number == 0 else f"{base}_{number}")
         name = unnumbered = "/".join(words)
         count = 1
-        while name in entries:  # the user gave several variables one name
+        while name in entries:  # the user gave several variables the same name
             count += 1
             name = f"{unnumbered}#{count}"
         entries[name] = _entry(variable, optional)
@@ -189,23 +189,23 @@ def _by_path(
 
 
 def _automatic_base(name: str, class_name: str) -> str | None:
-    """Return the name without Keras' number; None if it is not derived from the class.
+    """Return the name without Keras' number, or None if it is not derived from the class.
 
-    `Bidirectional` puts a prefix before the name of its layer.
+    `Bidirectional` adds a prefix to the name of its layer.
     """
     matched = re.fullmatch(rf"((?:forward_|backward_)?{re.escape(class_name)})(_\d+)?", name)
     return matched and matched[1]
 
 
 def _snake_case(name: str) -> str:
-    """Return the same as `keras.src.utils.naming.to_snake_case`."""
+    """Convert a class name as `keras.src.utils.naming.to_snake_case` does."""
     name = re.sub(r"\W+", "", name)
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 def _by_position(variables: Iterable[Any]) -> dict[str, ArrayEntry]:
-    """Name slots by position and purpose: their paths contain those of the trained variables."""
+    """Name slots by position and purpose, as their paths contain those of trained variables."""
     return {
         f"{position}_{variable.path.rpartition('_')[2].rpartition('/')[2]}": _entry(variable)
         for position, variable in enumerate(variables)

@@ -1,4 +1,4 @@
-"""A strategy over devices that do not exist: its variables have shapes, and no numbers."""
+"""A strategy over devices that do not exist, whose variables have shapes but no values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @final
 class PlannedStrategy(Strategy):
-    """The strategy that a planned program gets, over described devices.
+    """The strategy that a planned program is given, over described devices.
 
     Args:
       topology: The devices.
@@ -56,7 +56,7 @@ class PlannedStrategy(Strategy):
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """The variables in the order in which they were made."""
+        """The variables in the order in which they were created."""
         return tuple(self._made.variables)
 
 
@@ -92,7 +92,7 @@ class AbstractPlacement(VariablePlacement):
         like: jax.ShapeDtypeStruct,
         colocate_with: object,
     ) -> MirroredVariable | None:
-        """Return a variable that is divided over the replicas; None if it stays whole."""
+        """Return a variable that is divided over the replicas, or None if it stays whole."""
         placement, topology = self._sharded, strategy.topology
         if placement is None:
             return None
@@ -133,7 +133,7 @@ class _NothingRuns(Executor):
 
 
 def _begin(request: VariableRequest) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of the initial value, of which no number is computed."""
+    """Return the shape and dtype of the initial value, without computing it."""
     value = request.initial_value
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, request.dtype or value.dtype)
@@ -165,14 +165,14 @@ def _on_read(
 
 
 def abstract_arguments(args: Sequence[Nest], topology: Topology, batch: int | None) -> Nest:
-    """Return what a step function gets for global batches: their shares, without numbers.
+    """Return a step function's arguments for global batches: replicas' shares, without values.
 
-    Arrays of rank 0 are the same on all replicas. Other leaves stay as they are.
+    Arrays of rank 0 are the same on all replicas. Leaves that are not arrays are left unchanged.
 
     Args:
       args: Nests of arrays, or of `jax.ShapeDtypeStruct`.
       topology: The replicas that batches are divided over.
-      batch: The number of rows of a batch; None leaves batches as they are.
+      batch: The number of rows of a batch; None keeps that of the arguments.
     """
 
     def abstract(leaf: object) -> Leaf:
@@ -195,7 +195,7 @@ def abstract_arguments(args: Sequence[Nest], topology: Topology, batch: int | No
 
 
 class _NoNumbers(jax.ShapeDtypeStruct):
-    """A stand-in for an array, which says so when its numbers are asked for."""
+    """A stand-in for an array that raises an explanatory error when its values are read."""
 
     @property
     def addressable_shards(self) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Charts as SVG, which a browser draws: no library, no script."""
+"""Charts as SVG, which browsers draw without a library or a script."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BAR, _GAP = 26, 14
 @final
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of pieces, one after another.
+    """A bar made of consecutive pieces.
 
     Args:
       label: The text to the left of it.
-      pieces: Kind and size of each; a kind has a colour.
-      limit: The size that must not be passed, where a mark is drawn.
+      pieces: The kind and size of each; every kind has its own colour.
+      limit: The size that must not be exceeded, which is marked.
     """
 
     label: str
@@ -30,7 +30,7 @@ class Bar:
 
 
 def bars(title: str, rows: Sequence[Bar], show: Callable[[float], str]) -> str:
-    """Draw bars below each other, on one scale; `show` puts sizes into words."""
+    """Draw bars one below another, on one scale; `show` formats sizes."""
     totals = [sum(size for _, size in row.pieces) for row in rows]
     largest = max([*totals, *(row.limit or 0.0 for row in rows)]) or 1.0
     scale = (_WIDTH - _LABELS - 180) / largest
@@ -61,7 +61,7 @@ def bars(title: str, rows: Sequence[Bar], show: Callable[[float], str]) -> str:
 
 
 def legend(kinds: Sequence[str]) -> str:
-    """Show which colour is which kind."""
+    """Show which colour stands for which kind."""
     each = "".join(f'<span><i class="{escape(kind)}"></i>{escape(kind)}</span>' for kind in kinds)
     return f'<p class="legend">{each}</p>'
 
@@ -69,7 +69,7 @@ def legend(kinds: Sequence[str]) -> str:
 def curve(title: str, points: Sequence[tuple[float, float]], show: Callable[[float], str]) -> str:
     """Draw points and a line through them, on logarithmic scales; the ideal line is dashed.
 
-    The ideal line grows in proportion to x from the first point on.
+    The ideal line starts at the first point and grows in proportion to x.
     """
     height, left, right, top, bottom = 300, 90, 40, 20, 44
     (x0, y0), (xn, _) = points[0], points[-1]

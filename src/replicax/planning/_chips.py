@@ -18,16 +18,16 @@ class Chip:
 
     Args:
       name: Its name in topologies.
-      devices: The number of JAX devices that it is.
-      usable_memory: Bytes that XLA lets a program use, of the memory of a chip.
+      devices: The number of JAX devices that it counts as.
+      usable_memory: Bytes of the chip's memory that XLA lets a program use.
       memory_bandwidth: Bytes per second.
-      peak_flops: Floating point operations per second, bfloat16.
+      peak_flops: Floating point operations per second, in bfloat16.
       link_bandwidth: Bytes per second that a chip sends to all of its neighbours together: half of
-        what is published, which counts both ways.
+        the published figure, which counts both directions.
       links: The number of these neighbours.
-      wraps_at: Along an axis whose size is a multiple of it, the last chip is a neighbour of the
-        first.
-      source: Where that is published.
+      wraps_at: Along an axis whose size is a multiple of this number, the last chip is a neighbour
+        of the first.
+      source: Where these figures are published.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Chip:
     source: str
 
     def share(self, count: float) -> float:
-        """Return the share of a JAX device in a figure of the chip."""
+        """Return one JAX device's share of a figure of the chip."""
         return count / self.devices
 
 
-# `usable_memory` is what the compiler of libtpu 0.0.42.1 names when a program does not fit. It is a
+# `usable_memory` is what libtpu 0.0.42.1's compiler reports when a program does not fit. It is a
 # little less than the published size: 16 GB, 32 GB, 32 GiB, 95 GiB and 192 GiB.
 CHIPS = {
     chip.name: chip

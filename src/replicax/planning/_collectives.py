@@ -37,7 +37,7 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/(?:jax|jaxlib|optax|chex|flax|ke
 @final
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A line of the user's code, and how many of a collective's bytes are for it."""
+    """A line of the user's code, and how many of a collective's bytes it accounts for."""
 
     file: str
     line: int
@@ -51,16 +51,16 @@ class Origin:
 @final
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective operation of several chips.
+    """A collective operation across several chips.
 
     Args:
-      kind: As XLA calls it: "all-reduce", "all-gather", "reduce-scatter" and so on.
+      kind: XLA's name for it: "all-reduce", "all-gather", "reduce-scatter" and so on.
       bytes: The size of the whole result on one chip: the sum, or everything gathered.
       group_size: The number of chips in a group.
       groups: The number of groups that run it at the same time.
-      times: The number of runs per step, for those in loops.
-      origins: The lines that caused it; XLA makes one collective of several.
-      exact: False if `times` could not be determined, in a loop or behind a condition.
+      times: The number of runs per step, which may be more than one in a loop.
+      origins: The lines that caused it; XLA may combine several collectives into one.
+      exact: False if `times` could not be determined because of a loop or a condition.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class Collective:
 
     @property
     def sent_bytes(self) -> float:
-        """The bytes that one chip sends in a step, if it is done over a ring."""
+        """The bytes that one chip sends per step, if the collective runs over a ring."""
         share = (self.group_size - 1) / self.group_size
         if self.kind == "all-reduce":
             share *= 2
@@ -83,7 +83,7 @@ class Collective:
 
 
 def find_collectives(program: ProgramText) -> tuple[Collective, ...]:
-    """Return the collectives of more than one device, in the order of the program."""
+    """Return the collectives among more than one device, in the order of the program."""
     return tuple(each for each in _Search(program).run() if each.group_size > 1)
 
 
@@ -116,7 +116,7 @@ class _Search:
                 self._visit(called or "", times, exact, instruction)
 
     def _is_new(self, kind: str, instruction: Instruction) -> bool:
-        """Tell whether it is not another piece of one already seen: a v5e has some in pieces."""
+        """Return False for a further piece of a known collective: a v5e has some in pieces."""
         chain = instruction.word(r'chain_id="([^"]*)"')
         if chain is None:
             return True
@@ -138,9 +138,9 @@ class _Search:
             operands, *results = elements(shape)
             shape = results[0] if results else operands
         size, count = _groups(instruction.attributes, self._program.devices)
-        scale = size if kind == "reduce-scatter" else 1  # each has a share of what is combined
+        scale = size if kind == "reduce-scatter" else 1  # the shape is that of one chip's share
         if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
-            kind = "reduce-scatter"  # as a TPU's fusion of all-reduce and dynamic-slice is called
+            kind = "reduce-scatter"  # the name of a TPU's fusion of all-reduce and dynamic-slice
         parts = arrays(shape)
         return Collective(
             kind,
@@ -191,7 +191,7 @@ class _Search:
         }
 
     def _rounds(self, loop: Instruction) -> int | None:
-        """Return how often a loop runs: that of a `scan` counts from 0 to less than a constant."""
+        """Return how often a loop runs, if known: a `scan` counts from 0 up to a constant."""
         given = loop.number(r'known_trip_count"?[=:]\s*\{\s*"?n"?\s*[=:]\s*"?(\d+)')
         if given is not None:
             return given
@@ -215,7 +215,7 @@ class _Search:
 
 
 def user_line(stack: tuple[Line, ...]) -> Line:
-    """Return the innermost line that is of no library; an empty line if there is none."""
+    """Return the innermost line outside of libraries, or an empty line if there is none."""
     return next((line for line in stack if not _is_library(line.file)), Line("", 0, ""))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-_PLATFORMS = "jax_platforms"  # by name, for JAX's stubs do not know it
+_PLATFORMS = "jax_platforms"  # by name, because JAX's stubs do not know it
 
 
 @click.command("plan", context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,9 +49,9 @@ def plan_command(
     fully_sharded: bool,
     html: Path | None,
 ) -> None:
-    """Tell what a training step needs on TPUs that you need not have: memory, communication, time.
+    """Show what a training step needs on TPUs you need not have: memory, communication and time.
 
-    MODULE:PROGRAM names a function of a module, or of a file such as train.py:program, that takes a
+    MODULE:PROGRAM names a function in a module, or in a file such as train.py:program, that takes a
     strategy and returns the step function and its arguments. See docs/planning.md.
 
     The exit code is 1 if the step does not fit on one of the topologies.
@@ -85,7 +85,7 @@ def plan_command(
 
 
 def _stay_on_host() -> None:
-    """Leave the accelerators of this machine alone, which others may use: nothing is run."""
+    """Leave this machine's accelerators alone: nothing is run, and others may be using them."""
     import jax
 
     if not getattr(jax.config, _PLATFORMS):
@@ -101,7 +101,7 @@ def _load(name: str) -> Any:
             "examples/planning.py:program."
         )
     is_file = module.endswith(".py")
-    # Its imports may lie next to it, as with `python file.py` and `python -m module`.
+    # Its imports may be next to it, as with `python file.py` and `python -m module`.
     sys.path.insert(0, str(Path(module).parent if is_file else Path.cwd()))
     found: Any = _from_file(Path(module)) if is_file else _from_module(module)
     for part in attribute.split("."):
@@ -131,7 +131,7 @@ def _from_file(path: Path) -> object:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # Dataclasses, for one, look for it there.
+    sys.modules.setdefault(path.stem, module)  # `dataclasses`, for one, looks for it there.
     spec.loader.exec_module(module)
     return module
 

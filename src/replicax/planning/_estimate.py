@@ -17,9 +17,9 @@ class Estimate:
     """The estimated duration of a step, in seconds.
 
     Args:
-      compute: For the floating point operations, at the published peak.
-      memory: For what is read from and written to the chip's memory.
-      communication: For what the chip sends to others.
+      compute: The time for floating point operations, at the published peak.
+      memory: The time for reading from and writing to the chip's memory.
+      communication: The time for sending to other chips.
     """
 
     compute: float
@@ -28,7 +28,7 @@ class Estimate:
 
     @property
     def step(self) -> float:
-        """The total: computing and memory overlap, communication is added."""
+        """The total: computing and memory accesses overlap, and communication is added."""
         return max(self.compute, self.memory) + self.communication
 
     @property
@@ -68,9 +68,9 @@ def estimate(
 def link_bandwidth(chip: Chip, sides: Sequence[int], everybody: bool) -> float:
     """Return the bytes per second that a device can send in a collective.
 
-    Along each axis of the grid a chip has two neighbours where the axis closes to a ring, and one
-    that it can send to on the way around otherwise. A collective of all chips uses all axes, one of
-    some of them a single axis.
+    Along each axis of the grid, a chip can send to two neighbours if the axis closes into a ring,
+    and to one otherwise. A collective of all chips uses all axes, and a collective of some of them
+    uses a single axis.
     """
     links = [2 if side % chip.wraps_at == 0 else 1 for side in sides if side > 1] or [1]
     used = min(sum(links), chip.links) if everybody else max(links)

@@ -1,6 +1,6 @@
 """The number of floating point operations of a program, counted in its jaxpr.
 
-XLA's own count has the body of a loop once, however often it runs.
+XLA's own count includes the body of a loop only once, however often it runs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from replicax._jax_compat import jaxprs_within
 
 
 def count_flops(jaxpr: Jaxpr | ClosedJaxpr) -> float:
-    """Count those of matrix products and convolutions: a replica's, and those outside of it.
+    """Count the operations of matrix products and convolutions, in a replica and outside of it.
 
-    The body of a `scan` counts as often as it runs, that of a `while_loop`, where this is not
-    known, once; of the branches of a `cond` the most expensive counts.
+    The body of a `scan` counts as often as it runs, and that of a `while_loop` once, because its
+    number of iterations is not known. Of the branches of a `cond`, the most expensive one counts.
 
     >>> import jax, jax.numpy as jnp
     >>> from replicax.planning._flops import count_flops
@@ -36,7 +36,7 @@ def _of_equation(equation: Any) -> float:
         left = equation.invars[0].aval.shape
         return 2.0 * _size(equation.outvars[0]) * math.prod(left[i] for i in contracted)
     if name == "conv_general_dilated":
-        # Each element of the result is a sum over a kernel, without its output channels.
+        # Each element of the result is a sum over a kernel, excluding its output channels.
         kernel = equation.invars[1].aval.shape
         channels = kernel[parameters["dimension_numbers"].rhs_spec[0]]
         return 2.0 * _size(equation.outvars[0]) * math.prod(kernel) / channels

@@ -1,4 +1,4 @@
-"""The bytes of a device's memory that an array takes."""
+"""The bytes of a device's memory that an array takes up."""
 
 from __future__ import annotations
 

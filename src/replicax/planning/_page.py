@@ -1,4 +1,4 @@
-"""Plans as one page: no other file, no script, no network."""
+"""Plans as one HTML page that needs no other file, script or network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replicax._units import of_bytes, of_count, of_seconds, of_share
 from replicax.planning._charts import Bar, bars, curve, legend
 from replicax.planning._plan import Plan, Scaling
 
-_MANY = 20  # rows of a table
+_MANY = 20  # the most rows that a table shows
 _TIMES = ("compute", "memory", "communication")
 
 

@@ -1,4 +1,4 @@
-"""The contents of a plan: values that do not change."""
+"""The contents of a plan, as immutable values."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Memory:
     """The bytes that a step needs on one device, by purpose.
 
     Args:
-      variables: Those of the strategy, with the state of optimizers.
+      variables: The strategy's variables, including the state of optimizers.
       inputs: The device's share of the arguments.
       outputs: Results that are not new values of variables.
       temporaries: Intermediate values, kept while the step runs.
       code: The program itself.
-      capacity: The bytes that there are; None where that is not known.
+      capacity: The bytes that are available, or None if that is not known.
     """
 
     variables: int
@@ -45,7 +45,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """True if there is that much memory."""
+        """True if there is enough memory."""
         return self.capacity is None or self.needed <= self.capacity
 
     def kinds(self) -> list[tuple[str, int]]:
@@ -57,11 +57,11 @@ class Memory:
 @final
 @dataclass(frozen=True, slots=True)
 class PlannedVariable:
-    """A variable.
+    """A variable of a planned step.
 
     Args:
       name: The name that the user gave it.
-      shape: The shape of all of it.
+      shape: The shape of the whole variable.
       dtype: The dtype of its elements.
       bytes: The bytes that one device holds of it.
       whole: Whether every device holds all of it.
@@ -77,7 +77,7 @@ class PlannedVariable:
 @final
 @dataclass(frozen=True)
 class Plan:
-    """The needs of a step on a topology; `print` shows them. `rx.planning.plan` makes it.
+    """The needs of a step on a topology, made by `rx.planning.plan`; `print` shows them.
 
     Args:
       program: The name of the step function.
@@ -85,14 +85,14 @@ class Plan:
       chips: The number of its chips.
       replicas: The number of replicas.
       devices_per_replica: The number of devices of each replica.
-      batch: The number of rows of a global batch; None if no argument has rows.
+      batch: The number of rows of a global batch, or None if no argument has rows.
       memory: The memory that one device needs.
       flops: Floating point operations of one device in a step: matrix products and convolutions.
       bytes_accessed: Bytes that one device reads and writes in a step.
       collectives: The collectives of a step.
-      estimate: How long a step takes; None where no figures of the chip are published.
-      variables: All variables, the largest first.
-      seconds_to_trace: How long it took to make a program of the step.
+      estimate: How long a step takes, or None if no figures of the chip are published.
+      variables: All variables, largest first.
+      seconds_to_trace: How long it took to trace the step.
       seconds_to_compile: How long XLA took to compile it.
     """
 
@@ -113,23 +113,23 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """True if the step can run there."""
+        """True if the step fits into the memory of the devices."""
         return self.memory.fits
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """The points to consider before running it."""
+        """The points to consider before running the step."""
         return tuple(warnings_of(self))
 
     @property
     def rows_per_second(self) -> float | None:
-        """The number of rows that are processed per second; None if not known."""
+        """The number of rows processed per second, or None if not known."""
         if self.estimate is None or self.batch is None or not self.estimate.step:
             return None
         return self.batch / self.estimate.step
 
     def save_html(self, path: str | os.PathLike[str] = "plan.html") -> Path:
-        """Write the plan as one page that needs no other file; return its path."""
+        """Write the plan as one self-contained page; return its path."""
         return Scaling((self,)).save_html(path)
 
     def __rich__(self) -> RenderableType:
@@ -148,13 +148,13 @@ class Plan:
 class Scaling:
     """Plans of one program for several topologies; `print` shows how they compare.
 
-    `rx.planning.scaling` makes it.
+    It is made by `rx.planning.scaling`.
     """
 
     plans: tuple[Plan, ...]
 
     def efficiency(self, plan: Plan) -> float | None:
-        """Return rows per second and chip, compared to the first plan; None if not known."""
+        """Return rows per second per chip relative to the first plan, or None if not known."""
         rates = [each.rows_per_second for each in (plan, self.plans[0])]
         if not all(rates):
             return None

@@ -46,20 +46,19 @@ def plan(
     batch: int | None = None,
     placement: ShardedPlacement | None = None,
 ) -> Plan:
-    """Plan a training step: find its needs on devices that need not exist; nothing is run.
+    """Plan a training step: find what it needs on devices that need not exist; nothing is run.
 
     Args:
-      program: Called with a strategy. Creates variables in its scope, and returns `(step, args)`:
-        the function that is used for training, which calls `strategy.run`, and its arguments. Give
-        large variables their initial values as callables: these are not computed. Arrays among the
-        arguments, or `jax.ShapeDtypeStruct`s that stand for them, are global batches; those of rank
-        0 are the same for all replicas.
-      topology: Such as "v5e:4x4" (for which the extra `replicax[tpu]` must be installed) or
-        "cpu:8".
-      computation_shape: The sides of the block of chips that forms a replica; one chip by default.
-      batch: The number of rows of global batches, instead of those that the arguments have.
-      placement: `rx.parts.ShardedPlacement()` for the state of `rx.FullyShardedStrategy`. By
-        default all chips have all of the state, as under `rx.MirroredStrategy`.
+      program: A function that takes a strategy, creates variables in its scope, and returns
+        `(step, args)`: the function that is used for training, which calls `strategy.run`, and its
+        arguments. Give large variables their initial values as callables, which are then not
+        computed. Arrays among the arguments, or `jax.ShapeDtypeStruct`s that stand for them, are
+        global batches; those of rank 0 are the same for all replicas.
+      topology: A name such as "v5e:4x4" (which requires the extra `replicax[tpu]`) or "cpu:8".
+      computation_shape: The sides of a replica's block of chips; one device by default.
+      batch: The number of rows of global batches, instead of that of the arguments.
+      placement: `rx.parts.ShardedPlacement()` to divide the state as `rx.FullyShardedStrategy`
+        does. By default every chip has the whole state, as under `rx.MirroredStrategy`.
 
     >>> import jax, jax.numpy as jnp, replicax as rx
     >>> def program(strategy):
@@ -95,10 +94,10 @@ def scaling(
     batch: int | None = None,
     placement: ShardedPlacement | None = None,
 ) -> Scaling:
-    """Plan a step for several topologies, to be compared.
+    """Plan a step for several topologies, to compare them.
 
     Args:
-      program: As for `plan`. It is called for each of the topologies.
+      program: As for `plan`. It is called once for each topology.
       topologies: Their names.
       computation_shape: As for `plan`.
       batch: As for `plan`.
@@ -175,7 +174,7 @@ class _Step:
         )
 
     def _compile(self) -> tuple[jax.stages.Compiled | None, float]:
-        """Return the compiled program; if it does not fit, the bytes that it would need."""
+        """Return the compiled program, or None and the bytes needed if it does not fit."""
         lowered = self.traced.lower()
         try:
             return lowered.compile(), 0.0
@@ -190,7 +189,7 @@ class _Step:
         capacity = None if chip is None else int(chip.share(chip.usable_memory))
         variables = sum(shard_bytes(storage_of(v).lift(self.topology)) for v in self.variables)
         inputs = sum(map(shard_bytes, self._inputs()))
-        if compiled is None:  # XLA says only the total, in three digits
+        if compiled is None:  # XLA reports only the total, to three digits
             known = variables + inputs
             rest = max(int(needed), (capacity or 0) + 1, known) - known
             return Memory(variables, inputs, 0, rest, 0, capacity)
@@ -206,7 +205,7 @@ class _Step:
         )
 
     def _padding(self, compiled: jax.stages.Compiled) -> tuple[int, int]:
-        """Return by how much variables and inputs are larger in memory than their elements."""
+        """Return the bytes that padding adds to the variables and to the inputs."""
         formats: list[Any] = jax.tree.leaves(
             compiled.input_formats, is_leaf=lambda x: isinstance(x, Format)
         )
@@ -263,7 +262,7 @@ def _needed(message: str) -> float | None:
 
 
 def _bytes_accessed(compiled: jax.stages.Compiled, flops: float) -> float:
-    """Return XLA's count, which has loop bodies once, scaled by the ratio of flops to XLA's."""
+    """Return XLA's count, which has loop bodies once, scaled by the ratio of `flops` to XLA's."""
     costs: Any = compiled.cost_analysis() or {}
     counted = costs.get("flops", 0.0)
     rounds = max(1.0, flops / counted) if counted > 0 else 1.0

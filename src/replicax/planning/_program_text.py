@@ -45,7 +45,7 @@ class Line:
 @final
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One line of a computation; `shape` and `attributes` are as they stand in the text."""
+    """One line of a computation; `shape` and `attributes` are verbatim."""
 
     name: str
     shape: str
@@ -55,7 +55,7 @@ class Instruction:
 
     @property
     def stack(self) -> int:
-        """The number of its innermost line of Python; 0 if XLA does not tell."""
+        """The number of its innermost line of Python, or 0 if XLA does not give it."""
         return self.number(r"metadata=\{[^}]*?stack_frame_id=(\d+)") or 0
 
     def number(self, pattern: str) -> int | None:
@@ -72,13 +72,13 @@ class Instruction:
 @final
 @dataclass(frozen=True, slots=True)
 class ProgramText:
-    """A program.
+    """A program, taken from its text.
 
     Args:
-      computations: The instructions of each, by its name.
-      entry: The name of the one that is run.
+      computations: The instructions of each computation, by its name.
+      entry: The name of the computation that is run.
       devices: The number of devices that it runs on.
-      lines: The lines of Python, by number, each with the number of its caller's.
+      lines: The lines of Python by number, each with the number of its caller's line.
     """
 
     computations: Mapping[str, Sequence[Instruction]]
@@ -87,7 +87,7 @@ class ProgramText:
     lines: Mapping[int, tuple[Line, int]]
 
     def stack_of(self, instruction: Instruction) -> tuple[Line, ...]:
-        """Return the lines of Python that it comes from, innermost first."""
+        """Return the lines of Python that an instruction comes from, innermost first."""
         found: list[Line] = []
         number = instruction.stack
         while number in self.lines and len(found) < len(self.lines):
@@ -118,7 +118,7 @@ def arrays(shape: str) -> list[Array]:
 
 
 def elements(shape: str) -> list[str]:
-    """Return the shapes in the shape of a tuple; for an array, its own."""
+    """Return the shapes of the elements of a tuple; for an array, its own shape."""
     if not shape.startswith("("):
         return [shape]
     inner, found, depth, start = _COMMENT.sub("", shape[1:-1]), [], 0, 0
@@ -134,7 +134,7 @@ def elements(shape: str) -> list[str]:
 
 
 def parse(text: str) -> ProgramText:
-    """Read a program, as `jax.stages.Compiled.as_text` gives it."""
+    """Parse a program from the text that `jax.stages.Compiled.as_text` returns."""
     computations: dict[str, list[Instruction]] = {}
     entry = ""
     current: list[Instruction] | None = None
@@ -179,7 +179,7 @@ def _end_of_shape(text: str) -> int:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Return where the parenthesis that is opened there is closed."""
+    """Return the index at which the parenthesis at `opening` is closed."""
     depth = 0
     for index in range(opening, len(text)):
         depth += (text[index] == "(") - (text[index] == ")")
@@ -193,7 +193,7 @@ def _lines(text: str) -> dict[int, tuple[Line, int]]:
     files, functions = _strings(text, "FileNames"), _strings(text, "FunctionNames")
     locations = {number: _numbers(row) for number, row in _rows(text, "FileLocations")}
     frames = {number: _numbers(row) for number, row in _rows(text, "StackFrames")}
-    # The text counts parents from 1, where 1 is "none"; then the first frame has 1, itself.
+    # In some texts the ids of parents are one too high; frame 1 then seems to be its own parent.
     shift = 1 if frames.get(1, {}).get("parent_frame_id", 0) == 1 else 0
     lines: dict[int, tuple[Line, int]] = {}
     for number, frame in frames.items():

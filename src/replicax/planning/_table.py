@@ -59,7 +59,7 @@ def scaling_curve(scaling: Scaling) -> RenderableType:
 
 
 def heading(plan: Plan) -> str:
-    """Summarize the plan in a line."""
+    """Summarize the plan in one line."""
     replicas = f"{plan.replicas} replica{'s' if plan.replicas > 1 else ''}"
     devices = plan.devices_per_replica
     each = "one device" if devices == 1 else f"{devices} devices"
@@ -69,7 +69,7 @@ def heading(plan: Plan) -> str:
 
 
 def times_of(plan: Plan) -> list[tuple[str, str, str]]:
-    """Return the kinds of work of a device in a step, how much it is, and how long it takes."""
+    """Return each kind of work of a device in a step, its amount, and how long it takes."""
     sent = sum(collective.sent_bytes for collective in plan.collectives)
     times = plan.estimate
     work = (
@@ -84,7 +84,7 @@ def times_of(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def times_over(collective: Collective) -> str:
-    """Say how often it happens in a step."""
+    """Say how often a collective runs in a step."""
     return f"{collective.times}{'' if collective.exact else ' or more'}"
 
 

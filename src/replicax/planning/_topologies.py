@@ -1,4 +1,4 @@
-"""The devices that can be compiled for, by the name of a topology, such as "v5e:4x4"."""
+"""The devices to compile for, by the name of a topology such as "v5e:4x4"."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CUBES = [
     "8x16x16",
     "16x16x16",
 ]
-# The available shapes; libtpu describes any shape with two even sides, also if it was never built.
+# The available shapes; libtpu describes any shape with two even sides, even if never built.
 SHAPES = {
     "v4": _CUBES,
     "v5e": _FLAT,
@@ -44,8 +44,8 @@ SHAPES = {
 
 _CPUS = re.compile(r"cpu:([1-9]\d*)")
 
-# Where there is no TPU, libtpu otherwise looks for one and complains at length, and lets only one
-# process at a time load it.
+# Without these settings, where there is no TPU, libtpu looks for one, complains at length, and can
+# be loaded by only one process at a time.
 _WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -57,13 +57,13 @@ _WITHOUT_TPU = {
 @final
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Devices that can be compiled for, and need not exist.
+    """Devices to compile for, which need not exist.
 
     Args:
       name: The name of the topology.
-      chip: What is known of its chips; None for CPUs.
+      chip: The published figures of its chips, or None for CPUs.
       sides: The sides of the grid that its chips form.
-      devices: As JAX describes them.
+      devices: The devices, as JAX describes them.
     """
 
     name: str
@@ -76,10 +76,10 @@ class Target:
         return len(self.devices) // (self.chip.devices if self.chip else 1)
 
     def topology(self, computation_shape: Sequence[int] | None) -> Topology:
-        """Return the devices as replicas; those of a replica are neighbours.
+        """Return the devices grouped into replicas, each of neighbouring devices.
 
         Args:
-          computation_shape: The sides of the block of chips that a replica has; one device if None.
+          computation_shape: The sides of a replica's block of chips; None for one device each.
         """
         if computation_shape is None:
             return Topology(tuple((device,) for device in self.devices))
@@ -103,7 +103,7 @@ class Target:
         return Topology(tuple(map(tuple, replicas.values())))
 
     def _places(self, sides: tuple[int, ...]) -> list[Any]:
-        """Return where in the grid each device's chip is."""
+        """Return the place of each device's chip in the grid."""
         if self.chip is None:
             return [np.unravel_index(index, sides) for index in range(len(self.devices))]
         rank = len(sides)
@@ -146,14 +146,14 @@ def _listed() -> str:
 
 
 def prepare(names: Sequence[str]) -> None:
-    """Split the CPU for the largest of several topologies, before JAX starts for the first."""
+    """Split the CPU for the largest topology, before JAX starts for the first one."""
     counts = [int(found[1]) for name in names if (found := _CPUS.fullmatch(_plain(name)))]
     if counts:
         resolve_device(f"CPU:{max(counts) - 1}")
 
 
 def _cpus(name: str, count: int) -> Target:
-    # This splits the CPU if JAX has not started, and says how to do it if that is too late.
+    # This splits the CPU if JAX has not started; if it has, the error says how to split it.
     resolve_device(f"CPU:{count - 1}")
     devices = resolve_devices([f"CPU:{index}" for index in range(count)])
     return Target(name, None, (count,), devices)
@@ -164,7 +164,7 @@ def _tpus(name: str, chip: Chip, shape: str) -> Target:
 
     options: dict[str, Any] = {}
     if chip.name == "v4":
-        options["chip_config_name"] = "megacore"  # one device per chip, as it is in practice
+        options["chip_config_name"] = "megacore"  # one device per chip, as in practice
     if shape == "1x1":
         options["chips_per_host_bounds"] = (1, 1, 1)  # by default a host has four
     try:
@@ -189,7 +189,7 @@ def _tpus(name: str, chip: Chip, shape: str) -> Target:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Set what libtpu needs to be loaded where there is no TPU; elsewhere, change nothing."""
+    """Set what libtpu needs in order to load without a TPU; if there is one, change nothing."""
     absent = {} if _has_tpu() else {k: v for k, v in _WITHOUT_TPU.items() if k not in os.environ}
     os.environ.update(absent)
     try:

@@ -10,7 +10,7 @@ from replicax._units import of_bytes, of_seconds, of_share
 if TYPE_CHECKING:
     from replicax.planning._plan import Plan
 
-_MUCH = 0.5  # a share of the memory for one variable; of the capacity for all that are whole
+_MUCH = 0.5  # the share of one variable in the memory needed, or of all whole ones in the capacity
 
 
 def warnings_of(plan: Plan) -> Iterator[str]:

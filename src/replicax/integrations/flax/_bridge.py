@@ -89,7 +89,7 @@ def _put_aside(exchange: InReplica | AcrossReplicas) -> Iterator[None]:
 
 
 def _call(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Nest]) -> Any:
-    """Call `fn`, with NNX objects that follow our rules."""
+    """Call `fn` with NNX objects that follow our rules."""
     frame = _context.current()
     outer = active.get()
     leaves = _nest.leaves((args, kwargs), keep_opaque=True)
@@ -113,7 +113,7 @@ def _call(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str,
         if frame.program is not None:
             _require_known(result, exchange)
         result = _taken_along(result, exchange)
-        active.set(None)  # what follows sees the objects as they were
+        active.set(None)  # `finish` restores the objects, so nothing is left to suspend
         exchange.finish()
     except BaseException:
         exchange.undo()
@@ -135,7 +135,7 @@ def _all_or_nothing(
 
 
 def _taken_along(result: object, exchange: InReplica | AcrossReplicas) -> object:
-    """Return a function's result, with the values that the function has seen.
+    """Return a function's result with the variable values that the function saw.
 
     The variables in an `nnx.State` are those of the module, whose values are about to change.
     """
@@ -166,7 +166,7 @@ _NOT_FOUND = (
 
 @contextmanager
 def _explaining() -> Iterator[None]:
-    """Add a note to an error of Flax with its meaning here."""
+    """Add a note to Flax's errors that explains what they mean here."""
     try:
         yield
     except errors.TraceContextError as error:
@@ -177,7 +177,7 @@ def _explaining() -> Iterator[None]:
 
 @final
 class _Settings:
-    """The settings of NNX in this thread, for the threads of replicas."""
+    """The NNX settings of this thread, for use in the replicas' threads."""
 
     def __init__(self) -> None:
         self._values = self._current()

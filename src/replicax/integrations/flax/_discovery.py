@@ -1,7 +1,7 @@
 """Discovery of the NNX modules and variables that a function can reach.
 
-NNX does not report when a variable is read. So the function is examined before it runs: its
-arguments, what it closes over, the globals that its code names, and what these hold in turn.
+NNX does not report when a variable is read, so a function is examined before it runs: its
+arguments, its closure, the globals that its code names, and everything that these hold in turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from replicax.execution._function_cache import contents_of
 from replicax.input import DistributedIterator
 from replicax.values import DistributedValues
 
-# Objects of these packages hold no modules of the user, and would lead far astray.
+# Objects from these packages hold no user modules, and a search in them would lead far afield.
 _LIBRARIES = frozenset(
     {
         *sys.stdlib_module_names,
@@ -45,7 +45,7 @@ _LIBRARIES = frozenset(
         "torch",
     }
 )
-# Functions of these packages are wrappers: they close over functions of the user.
+# Functions from these packages are wrappers that close over the user's functions.
 _WRAPPING = frozenset({"equinox", "flax", "functools", "replicax"})
 _NOTHING_INSIDE = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type(...), np.ndarray, type, np.dtype}
@@ -59,8 +59,8 @@ _DATA = (
     AlwaysLeaf,
 )
 _LOADING_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_LONGEST = 256  # items of a list that may hold modules; a dataset is longer
-_DEEPEST = 6  # objects in objects
+_LONGEST = 256  # a longer list is taken for a dataset and not searched for modules
+_DEEPEST = 6  # levels of nested objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class Reached:
 class Reach:
     """The objects that can be reached from some roots.
 
-    `containers` are the lists and the like that modules hold, by their ids. `places` are functions
-    that return what else was looked at, as it is now.
+    `containers` maps ids to the lists and other containers that modules hold. `places` are
+    functions that return the current contents of everything else that was searched.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -90,7 +90,7 @@ class Reach:
         for root in roots:
             self._visit(root, type(root).__name__, root, (), 0)
         if self.is_empty:
-            self._kept.clear()  # functions without modules keep nothing alive
+            self._kept.clear()  # nothing is kept alive for functions without modules
 
     @property
     def is_empty(self) -> bool:
@@ -206,7 +206,7 @@ class Reach:
 
 
 def items_of(container: Any) -> list[object]:
-    """Return the items of a container; of a dict, the values in the order of its keys."""
+    """Return the items of a container; for a dict, its values sorted by key."""
     if isinstance(container, dict):
         return [container[key] for key in sorted(container, key=str)]
     return list(container)
@@ -219,12 +219,12 @@ def may_lead_somewhere(value: object) -> bool:
 
 @functools.cache
 def _objects_may_lead_somewhere(cls: type) -> bool:
-    """Tell whether anything can be reached from objects of a class; cached, as it is slow."""
+    """Tell whether anything can be reached from objects of a class; cached because it is slow."""
     return cls not in _NOTHING_INSIDE and not issubclass(cls, (*_DATA, Tracer, type))
 
 
 def _wrapped_by(value: object) -> object:
-    """Return the object that `value` wraps. Some objects invent any requested attribute."""
+    """Return the object that `value` wraps, without `getattr`: some objects invent attributes."""
     return getattr(value, "__dict__", {}).get("__wrapped__")
 
 
@@ -235,10 +235,10 @@ def _library(value: object) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _globals_in(code: types.CodeType) -> tuple[str, ...]:
-    """Return the globals that some code reads, also in functions inside of it.
+    """Return the globals that some code reads, including those read by nested functions.
 
-    `co_names` has attributes too: a step that calls `nnx.state` would reach a global `state`, such
-    as that of the training loop, which is replaced in every step.
+    `co_names` also has attributes: with it, a step that calls `nnx.state` would reach a global
+    `state`, such as the training loop's, which is replaced at every step.
     """
     loaded = (each for each in dis.get_instructions(code) if each.opname in _LOADING_GLOBALS)
     names = dict.fromkeys(each.argval for each in loaded)
@@ -250,7 +250,7 @@ def _globals_in(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _names_in(code: types.CodeType) -> tuple[str, ...]:
-    """Return the globals and attributes that some code names, also in functions inside of it."""
+    """Return the globals and attributes that some code names, including in nested functions."""
     names = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

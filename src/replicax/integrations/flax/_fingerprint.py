@@ -20,7 +20,7 @@ from replicax.integrations.flax._discovery import Reach, items_of, may_lead_some
 from replicax.integrations.flax._private import NOT_THE_USERS
 
 _BY_VALUE = frozenset({bool, int, float, complex, str, bytes, type(None)})
-_KEPT = 64  # sets of objects per function for which the reachable objects are cached
+_KEPT = 64  # sets of roots per function whose reachable objects are cached
 
 
 def fingerprint(fn: Callable[..., object], leaves: Sequence[object], memory: Memory) -> Fingerprint:
@@ -41,7 +41,7 @@ class _Known:
 
     def __init__(self, roots: Sequence[Any]) -> None:
         self._reach = Reach(roots)
-        # Roots are kept so that their ids stay valid; those without modules may be deleted.
+        # Roots are kept alive so that their ids stay valid; those without modules may be deleted.
         self._roots = [_weakly(root) if self._reach.is_empty else root for root in roots]
         self.fingerprint = Fingerprint(self._reach)
         self._seen = self._look()
@@ -59,7 +59,7 @@ class _Known:
             for held in (*map(vars, reach.nodes), *reach.containers.values())
             for value in (held.values() if held.__class__ is dict else held)
         ]
-        # Counters and the like change from step to step, and lead to no modules.
+        # Values such as counters change at every step and lead to no modules, so they are left out.
         looked += [
             id(value) for place in reach.places for value in place() if may_lead_somewhere(value)
         ]
@@ -85,7 +85,7 @@ class Fingerprint:
         self._held = (reach.nodes, variables, attributes)  # so that their ids stay valid
         self._key = (
             [id(thing) for thing in (*reach.nodes, *variables)],
-            # NNX replaces lists by equal ones, so lists are compared by their items.
+            # NNX replaces lists with equal ones, so lists are compared by their items.
             [_identity(value, reach.containers) for value in attributes],
             _kinds(reach),
         )
@@ -104,7 +104,7 @@ class Fingerprint:
 
 
 def _held(reach: Reach) -> list[object]:
-    """Return all attributes, except those of NNX itself, and the items of lists."""
+    """Return all attributes except NNX's own, and the items of containers."""
     values = [
         value
         for node in reach.nodes

@@ -1,7 +1,7 @@
-"""The gradients of all replicas, for `nnx.Optimizer`.
+"""Reduction of the replicas' gradients for `nnx.Optimizer`.
 
-The class is patched, not each optimizer: a step may rebuild its optimizer (`nnx.merge`, `nnx.jit`),
-make one, or use a class of its own.
+The class is patched rather than each optimizer, because a step may rebuild its optimizer
+(`nnx.merge`, `nnx.jit`), create one, or use a class of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _OF_THE_LOSS = ("value", "grad")  # extra arguments that are sums over the batch
 @final
 @dataclass(frozen=True)
 class Summing:
-    """A transformation that gets the sum of the replicas' gradients.
+    """A transformation that is applied to the sum of the replicas' gradients.
 
-    A replica that asks an `nnx.Optimizer` for its `tx` gets this one.
+    A replica that reads `tx` of an `nnx.Optimizer` gets this one.
     """
 
     tx: optax.GradientTransformation
@@ -38,7 +38,7 @@ class Summing:
         return self.tx.init(params)
 
     def update(self, updates: Nest, state: Any, params: Nest = None, **extra: Nest) -> Any:
-        if not _several_replicas():  # the user has kept it, and calls it elsewhere
+        if not _several_replicas():  # the user kept it and calls it elsewhere
             return self.tx.update(updates, state, params, **extra)
         if "value_fn" in extra:
             raise InvalidArgument(
@@ -58,7 +58,7 @@ class Summing:
             ) from error
         program = _context.current().program
         if program is not None and program.skips_computing():
-            # New arrays: by these it is seen that the update writes the state.
+            # Copies, because new arrays show that the update writes the state.
             return jax.tree.map(jnp.copy, (updates, state))
         return self.tx.update(updates, state, params, **{**extra, **shared})
 
@@ -66,7 +66,7 @@ class Summing:
 def install() -> None:
     """Make every `nnx.Optimizer` give replicas a `tx` that sums.
 
-    Every `update` reads `tx`, also that of a subclass. The stored attribute is unchanged, so that
+    Every `update` reads `tx`, including that of a subclass. The stored attribute is unchanged, so
     `nnx.split` and programs see the user's transformation.
     """
     nnx.Optimizer.tx = property(_get_tx, _set_tx, _delete_tx)  # pyright: ignore[reportAttributeAccessIssue]
@@ -95,7 +95,7 @@ def _several_replicas() -> bool:
 
 
 def _summed(nest: object) -> Any:
-    """Return the gradients of all replicas, reduced as the strategy says."""
+    """Return the gradients of all replicas, reduced as the strategy specifies."""
     replica = get_replica_context()
     assert replica is not None
     return replica.reduce_gradients(nest, report=_warn)

@@ -1,8 +1,8 @@
 """The private parts of NNX that we need. Tested with Flax 0.12.8.
 
-An object of NNX belongs to the JAX trace that made it, and refuses to be changed in another one.
-The pickle protocol (`__getstate__`, `__setstate__`) is public and asks no questions; the names in
-the states are not.
+An NNX object belongs to the JAX trace that created it, and refuses to be changed in another one.
+The pickle protocol (`__getstate__`, `__setstate__`) is public and bypasses this check; the names in
+the states are private.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ NOT_THE_USERS = frozenset({"_pytree__state", "_pytree__nodes"})
 
 
 def current_trace() -> object:
-    """Return the object that stands for the current trace in the state of a variable."""
+    """Return the object that represents the current trace in the state of a variable."""
     return nnx.Variable(None).__getstate__()["_trace_state"]
 
 
 def variable_state(state: State, value: object, trace: object) -> State:
-    """Return the state of a variable with another value, as if it had been made in `trace`."""
+    """Return the state of a variable with another value, as if created in `trace`."""
     metadata = dict(state["_var_metadata"])
     return {"_raw_value": value, "_trace_state": trace, "_var_metadata": metadata}
 
 
 def node_state(state: State) -> State:
-    """Return the state of a module or the like, as if it had been made in the current trace."""
+    """Return the state of a module or another node, as if created in the current trace."""
     return {**state, "_pytree__state": jax.tree.map(lambda x: x, state["_pytree__state"])}
 
 
@@ -45,6 +45,6 @@ def set_raw_value(variable: nnx.Variable, value: object) -> None:
 
 
 def set_node_state(node: nnx.Pytree, state: State) -> None:
-    """Replace all attributes; `__setstate__` alone would keep new ones."""
+    """Replace all attributes; `__setstate__` alone would keep those added since."""
     vars(node).clear()
     node.__setstate__(state)

@@ -1,7 +1,7 @@
 """The exchange of NNX objects' contents while a function runs: each replica has its own values.
 
-Replicas share one set of objects. So the contents are exchanged: before the function runs for those
-that it should see, and afterwards back for the original ones.
+Replicas share one set of objects, so their contents are exchanged: before a function runs, for
+those that it should see; afterwards, for the original ones.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Contents:
         self.node_states: list[State] = [node.__getstate__() for node in nodes]
 
     def put(self) -> None:
-        """Put everything back, and remove additions."""
+        """Restore everything, and remove what was added."""
         for variable, state in zip(self._variables, self.states, strict=True):
             variable.__setstate__(state)
         self.put_attributes()
 
     def put_attributes(self) -> None:
-        """Put back everything but the values of variables."""
+        """Restore everything except the values of variables."""
         for node, state in zip(self._nodes, self.node_states, strict=True):
             set_node_state(node, state)
 
@@ -62,7 +62,7 @@ class Contents:
 
 
 class _Exchange:
-    """The objects that a function uses, with values for it."""
+    """The objects that a function uses, with its own values in them."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class _Exchange:
     def undo(self) -> None:
         """Restore everything after a failure."""
         self._before.put()
-        self._first.put_attributes()  # values written by others are restored with our variables
+        self._first.put_attributes()  # values that others wrote are restored with our variables
 
     def _begin(self) -> None:
         self._first = self._before = self._take()
@@ -116,7 +116,7 @@ class _Exchange:
         return Change(each, self._each_rule[index], before, after)
 
     def _changed(self) -> list[int]:
-        """Return the indices of variables to which the function has given another value."""
+        """Return the indices of the variables whose values the function has replaced."""
         return [
             index
             for index, (variable, rule, given) in enumerate(
@@ -151,7 +151,7 @@ class InReplica(_Exchange):
         self._put([self._read(i) for i in range(len(self.adopted))])
 
     def finish(self) -> None:
-        """Store the replicas' changes, once the function has returned."""
+        """Store the replicas' changes once the function has returned."""
         try:
             changes = self._changes()
         finally:
@@ -160,13 +160,13 @@ class InReplica(_Exchange):
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Put the objects back as they were while others use them."""
+        """Restore the original contents while other code uses the objects."""
         mine = self._take()
         self._before.put()
         try:
             yield
         finally:
-            # A function given to `merge_call` changes variables for all replicas.
+            # A function given to `merge_call` may have changed variables for all replicas.
             new = {
                 index: self._read(index)
                 for index, value in enumerate(self._before.values())
@@ -210,14 +210,14 @@ class AcrossReplicas(_Exchange):
         self._put(self._read())
 
     def finish(self) -> None:
-        """Store the function's changes, once it has returned."""
+        """Store the function's changes once it has returned."""
         try:
             changes = self._note_changes()
         finally:
             self._before.put()
         self._store(changes)
         if self._first_pass:
-            # Only now is it known which strategy has run the steps and owns the variables.
+            # Only now is it known which strategy ran the steps and owns the variables.
             for each, rule in zip(self.adopted, self._each_rule, strict=True):
                 if rule is not Rule.ASIDE:
                     each.read(each.strategy)
@@ -283,7 +283,7 @@ def _same(value: object, leaves: Sequence[object]) -> bool:
 
 @final
 class _InALoop:
-    """A placeholder for a value that a loop of JAX (`lax.scan`) changes, and that is not known yet.
+    """A placeholder for a value that a JAX loop (`lax.scan`) changes and that is not known yet.
 
     Reading it raises an error.
     """

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @final
 class _Adoptions:
-    """The adopted variables: NNX variables allow no weak references, so their modules keep them."""
+    """The adopted variables, kept by modules, as NNX variables do not support weak references."""
 
     def __init__(self) -> None:
         self.by_id: weakref.WeakValueDictionary[int, Adopted] = weakref.WeakValueDictionary()
         self._kept_by: dict[int, dict[int, Adopted]] = {}
-        self._kept_for_good: dict[int, Adopted] = {}  # for modules without weak references
+        self._kept_for_good: dict[int, Adopted] = {}  # for holders that do not support them
 
     def keep(self, found: Adopted, variable: nnx.Variable, holder: object) -> None:
         kept = self._kept_by.get(id(holder))
@@ -72,7 +72,7 @@ def standing_for(variable: nnx.Variable) -> Adopted | None:
 class Adopted:
     """An NNX variable, and our variables that represent it: one for each of its arrays.
 
-    Each strategy that it is used with has its own. `strategy` is the last of these strategies.
+    Each strategy that uses it has variables of its own. `strategy` is the one that used it last.
     """
 
     __slots__ = ("__weakref__", "_by_strategy", "_form", "name", "strategy", "variable")
@@ -90,14 +90,14 @@ class Adopted:
         self._by_strategy: dict[StrategyLike | None, list[Variable]] = {}
 
     def variables(self, strategy: StrategyLike | None) -> list[Variable]:
-        """Return the variables of a strategy, or of none."""
+        """Return the variables of a strategy, or those used without one."""
         form = _Form.of(self.variable.get_raw_value(), self.name)
         if form != self._form:
             self._form = form
             self._by_strategy.clear()
         found = self._by_strategy.get(strategy)
         if found is None:
-            # They are made now, even while a program is traced.
+            # They are created immediately, even while a program is traced.
             with _context.entered(_context.Frame()), jax.ensure_compile_time_eval():
                 found = [self._adopt(index, form, strategy) for index in form.arrays]
             self._by_strategy[strategy] = found
@@ -122,7 +122,7 @@ class Adopted:
         return self._form.value_of(arrays)
 
     def arrays_of(self, value: object) -> list[jax.Array]:
-        """Return the arrays of an NNX value, in the form that the variable had."""
+        """Return the arrays of an NNX value, which must have the variable's structure."""
         assert self._form is not None
         return self._form.arrays_of(value, self.name)
 
@@ -147,10 +147,11 @@ class Adopted:
 
 @dataclass(frozen=True)
 class _Form:
-    """The form of a variable's value: arrays of some shapes and types, or anything else.
+    """The form of a variable's value: the shapes and types of its arrays, and its other leaves.
 
-    Most have one array. `kinds` has the shape and type of each leaf that is an array, else None;
-    `keys` has the kinds of random keys, else None; `others` are the leaves that are not arrays.
+    Most values are one array. Each tuple has one item per leaf: in `kinds`, the shape and type of
+    an array; in `keys`, the kind of a random key; in `others`, a leaf that is no array. Items that
+    do not apply are None.
     """
 
     structure: PyTreeDef
@@ -206,7 +207,7 @@ def _as_data(leaf: object) -> Leaf:
     """Convert numbers to arrays, and random keys to their data."""
     if isinstance(leaf, jax.Array) and not _key_kind(leaf):
         return leaf
-    with jax.ensure_compile_time_eval():  # the numbers are known, even while tracing
+    with jax.ensure_compile_time_eval():  # the values are concrete, even during tracing
         if isinstance(leaf, jax.Array):
             return jax.random.key_data(leaf)
         if isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex)):
@@ -215,7 +216,7 @@ def _as_data(leaf: object) -> Leaf:
 
 
 def _key_kind(leaf: object) -> Leaf:
-    """Return the kind of a random key; None for anything else."""
+    """Return the kind of a random key, or None for anything else."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_impl(leaf)
     return None
@@ -223,9 +224,9 @@ def _key_kind(leaf: object) -> Leaf:
 
 @final
 class _InNNX:
-    """A keeper of an array in the NNX variable, as one leaf of its value."""
+    """A keeper of an array that is one leaf of an NNX variable's value."""
 
-    # Objects of NNX work as they do on one device.
+    # NNX objects have the first replica's copy, so they work as they do on one device.
     has_all_copies = False
 
     __slots__ = ("_array", "_index", "_key_kind", "_leaf", "_variable")

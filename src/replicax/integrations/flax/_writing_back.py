@@ -1,4 +1,4 @@
-"""The writes of replicas to NNX variables are combined into the variables' values."""
+"""Combination of the replicas' writes to NNX variables into the variables' values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a variable by a function: its arrays before and after."""
+    """A function's change to a variable: the arrays before and after."""
 
     adopted: Adopted
     rule: Rule

@@ -1,4 +1,4 @@
-"""A callback with which an interrupted `fit` resumes as if nothing had happened."""
+"""A callback that lets an interrupted `fit` resume as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from replicax.integrations.keras._private import begin_at
 class BackupAndRestore(keras.callbacks.Callback):
     """A callback that resumes an interrupted `fit`: in the same epoch, after the same step.
 
-    It saves weights, slots of the optimizer, seeds, metrics, and the position in the data, so that
-    each example is seen as often as it would have been. A distributed dataset resumes from its own
-    state. In other data, the batches that have been seen are read again and skipped; arrays are
-    shuffled in the same order.
+    It saves weights, optimizer slots, seeds, metrics, and the position in the data, so that each
+    example is seen as often as it would have been. A distributed dataset resumes from its own
+    state. With other data, the batches already seen are read again and skipped; arrays are shuffled
+    in the same order.
 
-    Other callbacks are not saved. For the skipped steps of the first epoch they are called with the
-    restored metrics.
+    The state of other callbacks is not saved. For the skipped steps of the resumed epoch, they are
+    called with the restored metrics.
 
     Args:
       backup_dir: The directory for backups. All workers must see it. It is removed when `fit`
         completes.
-      save_freq: `"epoch"`, or the number of steps after which the next backup is made.
+      save_freq: `"epoch"`, or the number of steps between backups.
       delete_checkpoint: Whether to remove the backup when `fit` completes.
 
     >>> import os, tempfile, numpy as np, replicax as rx
@@ -71,7 +71,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._delete = delete_checkpoint
 
     def on_train_begin(self, logs: object = None) -> None:
-        # Read once: every `self.model` makes Keras copy the values of the last step to variables.
+        # Read once: each `self.model` makes Keras copy the values of the last step to variables.
         self._fitted: Any = self.model
         self._progress = _Progress(self._fitted)
         checkpoint = Checkpoint(model=self._fitted, progress=self._progress)
@@ -82,7 +82,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._unsaved = 0
         if self._restored:
             begin_at(self._fitted, self._progress.epoch)
-            # Keras sets metrics to zero when an epoch begins.
+            # Keras resets metrics when an epoch begins.
             self._metrics = [np.asarray(v.value) for v in self._fitted.metrics_variables]
         self._progress.take_part()
         at_the_end_of_fit(self._fitted, self._put_in_order)
@@ -126,9 +126,9 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 @final
 class _Progress:
-    """The progress of a `fit`, and of its data.
+    """The progress of a `fit`, including the position in its data.
 
-    It replaces the model's train function, so that it sees what is read. Checkpoints know it by its
+    It replaces the model's train function in order to see what is read. Checkpoints use its
     `get_state` and `set_state`.
     """
 
@@ -138,7 +138,7 @@ class _Progress:
         self._reading: _Reading | None = None
         self._resumed: dict[str, Any] | None = None
         self._to_pass, self._logs = 0, None
-        self.epoch, self.calls = 0, 0  # calls of the train function in this epoch
+        self.epoch, self.calls = 0, 0  # calls to the train function in this epoch
 
     def take_part(self) -> None:
         self._train: Any = self._model.train_function
@@ -149,11 +149,11 @@ class _Progress:
 
     @property
     def passing(self) -> bool:
-        """True if the last step was skipped because it had been taken before."""
+        """True if the last step was skipped because it had been run before."""
         return self._logs is not None
 
     def pass_over(self, logs: object) -> None:
-        """Make Keras count the steps of this epoch that were made before."""
+        """Skip the steps of this epoch that were run before: Keras only counts them."""
         self._to_pass, self._logs = self.calls, logs
 
     def end_epoch(self, epoch: int) -> None:
@@ -191,7 +191,7 @@ class _Progress:
         if state is None:
             return _Reading(iterator, generators())
         before = state["before"] or state["now"]
-        set_generators(before)  # the order is drawn with the first batch
+        set_generators(before)  # the order is drawn when the first batch is read
         reading = _Reading(iterator, before)
         if self._elements is not None:
             self._elements.resume(state["elements"])  # takes effect with its first batch
@@ -222,7 +222,7 @@ class _Reading:
         return batch
 
     def is_over(self) -> bool:
-        """Tell whether the pass has ended, by looking at the next batch, which stays the next."""
+        """Tell whether the pass has ended, by peeking at the next batch without consuming it."""
         if not self._looked_at:
             try:
                 self._looked_at.append(next(self.iterator))

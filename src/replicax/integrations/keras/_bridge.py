@@ -29,7 +29,7 @@ def bridge() -> _bridges.Bridge:
 
 
 def uninstall() -> None:
-    """Undo the patches of Keras, outside of every scope, until the next scope is entered."""
+    """Undo the patches of Keras until the next scope is entered; call it outside of scopes."""
     known = _bridges.take_back("keras")
     if isinstance(known, (_Keras, _OtherBackend)):
         known.patches.undo()
@@ -63,7 +63,7 @@ class _Keras:
 
 @final
 class _OtherBackend:
-    """The bridge to Keras on another backend, which is left alone until a scope makes a model."""
+    """The bridge to Keras on another backend, left alone until a model is created in a scope."""
 
     def __init__(self, patches: Patches) -> None:
         self.patches = patches

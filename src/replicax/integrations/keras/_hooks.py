@@ -1,8 +1,8 @@
 """Hooks into Keras: a few methods of its classes are wrapped.
 
-Keras does not report when a model is made, nor for which model it asks a `Distribution`, and its
-optimizers have no hook to combine gradients. Only methods that Keras documents are wrapped; for
-models and optimizers without a strategy, they do what they did.
+Keras does not report when a model is created, nor for which model it queries a `Distribution`, and
+its optimizers have no hook to combine gradients. Only methods that Keras documents are wrapped; for
+models and optimizers without a strategy, they behave as before.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def install(patches: Patches) -> None:
 
 
 def strategy_of(model: keras.Model) -> Strategy | None:
-    """Return the strategy in whose scope a model was made."""
+    """Return the strategy in whose scope a model was created."""
     record = records.known(model)
     return None if record is None else record.strategy
 
 
 def elements_of(model: keras.Model) -> DistributedDataAdapter | None:
-    """Return the elements that a model is fitted with, if they are of a distributed dataset."""
+    """Return the adapter of the distributed dataset that a model is fitted with, if any."""
     record = records.known(model)
     return None if record is None else record.elements
 
@@ -87,7 +87,7 @@ def _remembering(new: Callable[..., Any]) -> Callable[..., object]:
 
 
 def _with_numbers(init: Callable[..., None]) -> Callable[..., None]:
-    """Give variables that a step of a model or an optimizer creates their values at once.
+    """Initialize variables at once when a step of a model or an optimizer creates them.
 
     Keras postpones or refuses that in the scope in which its variables follow our rules.
     """
@@ -101,7 +101,7 @@ def _with_numbers(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _making(kind: str, make: Callable[..., None]) -> Callable[..., None]:
-    """Replace the step functions of models with a strategy by ours."""
+    """Replace the step functions of models that have a strategy with ours."""
     attribute = f"{kind}_function"
 
     @functools.wraps(make)
@@ -116,7 +116,7 @@ def _making(kind: str, make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _undistributed(method: Callable[..., object]) -> Callable[..., object]:
-    """Keep Keras from distributing models of a strategy, and others by our distribution."""
+    """Keep Keras from distributing a strategy's models, and from using ours for others."""
 
     @functools.wraps(method)
     def undistributed(self: keras.Model, *args: object, **kwargs: object) -> object:
@@ -127,7 +127,7 @@ def _undistributed(method: Callable[..., object]) -> Callable[..., object]:
 
 
 def _tidied(fit: Callable[..., object]) -> Callable[..., object]:
-    """Make callbacks clean up a model when `fit` fails: Keras does not tell them."""
+    """Let callbacks clean up a model even if `fit` fails: Keras does not notify them."""
 
     @functools.wraps(fit)
     def tidied(self: keras.Model, *args: object, **kwargs: object) -> object:
@@ -143,7 +143,7 @@ def _tidied(fit: Callable[..., object]) -> Callable[..., object]:
 
 
 def at_the_end_of_fit(model: keras.Model, put_in_order: Callable[[], None]) -> None:
-    """Register a function to call when the current `fit` of a model ends, even by an error."""
+    """Register a function to call when the current `fit` of a model ends, even with an error."""
     records.model(model).at_the_end.append(put_in_order)
 
 
@@ -172,7 +172,7 @@ def _feeding(method: Callable[..., object]) -> Callable[..., object]:
         given["x"] = prepared(given.get("x"), strategy, name, steps)
         if isinstance(given["x"], DistributedDataAdapter):
             _require_alone(given, name)
-            if not self.built:  # `predict` would build it with a batch of ours
+            if not self.built:  # otherwise `predict` would use one of our batches
                 self(keras.utils.unpack_x_y_sample_weight(given["x"].symbols())[0])
         validation = given.get("validation_data")
         if validation is not None and not isinstance(validation, (tuple, list)):
@@ -199,7 +199,7 @@ def _require_alone(given: dict[str, Any], name: str) -> None:
 
 
 def _summing(apply: Callable[..., Nest]) -> Callable[..., object]:
-    """Sum the gradients of all replicas first, in replica context."""
+    """Wrap `apply` to sum the gradients of all replicas first, in replica context."""
 
     @functools.wraps(apply)
     def summed(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -210,7 +210,7 @@ def _summing(apply: Callable[..., Nest]) -> Callable[..., object]:
 
 
 def _summing_pairs(apply_gradients: Callable[..., object]) -> Callable[..., object]:
-    """Do the same for `apply_gradients`, so that an `apply` of a subclass gets sums too."""
+    """Wrap `apply_gradients` likewise, so that a subclass's `apply` gets sums too."""
 
     @functools.wraps(apply_gradients)
     def summed(self: Any, grads_and_vars: Any) -> Any:
@@ -227,7 +227,7 @@ def _summing_pairs(apply_gradients: Callable[..., object]) -> Callable[..., obje
 def _once(
     optimizer: Any, apply: Callable[[list[Any]], Nest], grads: list[Any], variables: Any
 ) -> object:
-    """Apply the reduced gradients of all replicas; outside of replica context, those given."""
+    """Apply the gradients, in replica context after reducing them over all replicas."""
     replica = get_replica_context()
     if replica is None or _context.current().strategy is None:
         return apply(grads)
@@ -235,7 +235,7 @@ def _once(
     def merged(strategy: Strategy, gradients: list[Nest], _: list[Any]) -> None:
         reduced = iter(gradients)
         if not optimizer.built and variables is not None:
-            with outside_of_functions():  # some optimizers make variables that Keras refuses inside
+            with outside_of_functions():  # inside, Keras refuses some optimizers' variables
                 optimizer.build(variables)
         apply([gradient if gradient is None else next(reduced).primary for gradient in grads])
 

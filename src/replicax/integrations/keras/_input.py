@@ -1,4 +1,4 @@
-"""The data for `fit`, `evaluate` and `predict`, in a form that Keras takes."""
+"""The data for `fit`, `evaluate` and `predict`, in a form that Keras accepts."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ _STEPS = {"fit": "steps_per_epoch", "validation": "validation_steps"}
 
 
 def prepared(data: object, strategy: Strategy, method: str, steps: int | None) -> object:
-    """Return the data for Keras in place of the user's.
+    """Return the data to give Keras in place of the user's.
 
-    Workers share a dataset. Of arrays and other data, every worker has everything, and takes its
+    Workers share a dataset. Arrays and other data are complete on every worker, which takes its
     replicas' rows of each batch.
     """
     if isinstance(data, DistributedDataset):
@@ -103,9 +103,9 @@ def prepared(data: object, strategy: Strategy, method: str, steps: int | None) -
 
 
 def agree(strategy: Strategy, method: str, given: Mapping[str, object]) -> None:
-    """Check that all workers call a method with data of the same shapes and settings.
+    """Check that all workers call a method with the same settings and data of the same shapes.
 
-    They then shuffle arrays in the same order: that of the first worker.
+    Afterwards they all shuffle arrays in the first worker's order.
     """
     if not strategy.topology.spans_processes:
         return
@@ -132,7 +132,7 @@ def agree(strategy: Strategy, method: str, given: Mapping[str, object]) -> None:
 
 
 def _described(value: object) -> str:
-    """Describe the arguments that must be the same on all workers."""
+    """Describe an argument by what must be the same on all workers."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     leaves = jax.tree.leaves(value)

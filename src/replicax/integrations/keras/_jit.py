@@ -1,4 +1,4 @@
-"""The choice of models to compile: Keras makes it for TensorFlow; on JAX, tracing decides."""
+"""The choice of which models to compile: Keras' rule is for TensorFlow; on JAX, tracing decides."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from replicax.integrations.keras._records import records
 
 
 def install(patches: Patches) -> None:
-    """Wrap the methods that say whether a model is to be compiled."""
+    """Wrap the methods that determine whether a model is compiled."""
     for name, wrapped in (("compile", _noting), ("compile_from_config", _forgetting)):
-        # It is wrapped in the class that defines it: when Keras loads a model, it compares
-        # `Model.compile` with that, to see whether a subclass has its own.
+        # Each is wrapped in the class that defines it: when Keras loads a model, it compares the
+        # class's `compile` with that of the defining class to detect an override.
         owner: Any = next(kind for kind in keras.Model.__mro__ if name in vars(kind))
         patches.replace(owner, name, wrapped)
 
@@ -34,8 +34,8 @@ def is_compiled(model: keras.Model) -> bool:
 def refused_layers(model: keras.Model) -> list[Any]:
     """Return the layers that keep Keras from compiling a model.
 
-    Most have `supports_jit=False` for operations that XLA lacks in TensorFlow. On JAX these layers
-    trace: RandomRotation, RandomZoom, RandomTranslation, RandomShear and RandomPerspective do.
+    Most have `supports_jit=False` because XLA lacks some of their operations in TensorFlow. On JAX,
+    RandomRotation, RandomZoom, RandomTranslation, RandomShear and RandomPerspective can be traced.
     """
     return [layer for layer in layers_of(model) if not layer.supports_jit]
 

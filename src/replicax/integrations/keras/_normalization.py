@@ -1,4 +1,4 @@
-"""`BatchNormalization(synchronized=True)`, which Keras has for TensorFlow only."""
+"""`BatchNormalization(synchronized=True)`, which Keras supports on TensorFlow only."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def _accepting(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _synchronized(moments: Callable[..., Any], layer: Any, inputs: Nest, mask: Any) -> object:
-    """Return mean and variance over all replicas, or over the batch where there are none.
+    """Return mean and variance over all replicas, or over the batch if there are none.
 
-    In `fit` the batch is that of all replicas.
+    In `fit` there are none, and the batch is the global batch.
     """
     axes = tuple(axis for axis in range(inputs.ndim) if axis != layer.axis % inputs.ndim)
     replica = get_replica_context()

@@ -1,4 +1,4 @@
-"""The global generators that Keras, and users, draw the order of examples from."""
+"""The global random generators from which Keras and users draw the order of examples."""
 
 from __future__ import annotations
 

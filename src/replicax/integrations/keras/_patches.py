@@ -1,4 +1,4 @@
-"""Patches: attributes of Keras that are replaced for a while."""
+"""Patches: attributes of Keras that are temporarily replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Patches:
         self._before: list[tuple[object, str, object]] = []
 
     def replace(self, owner: object, name: str, wrap: Callable[[Any], object]) -> None:
-        """Replace `owner.name` by `wrap(owner.name)`."""
+        """Replace `owner.name` with `wrap(owner.name)`."""
         self._before.append((owner, name, vars(owner).get(name, _INHERITED)))
         setattr(owner, name, wrap(getattr(owner, name)))
 

@@ -30,8 +30,8 @@ __all__ = [
     "set_array",
     "set_global_generator",
 ]
-# `DataAdapter`: `fit` takes an instance of it as it is, while the public `keras.utils.PyDataset`
-# must know its length, and goes through a queue.
+# `DataAdapter` is used because `fit` takes an instance of it as is, while the public
+# `keras.utils.PyDataset` must know its length and goes through a queue.
 
 
 def get_array(variable: Any) -> jax.Array:
@@ -45,7 +45,7 @@ def set_array(variable: Any, array: jax.Array) -> None:
 
 
 def layers_of(model: keras.Model) -> list[Any]:
-    """Return a model and all layers within it; `model.layers` are the outermost ones."""
+    """Return a model and all layers within it; `model.layers` has only the outermost ones."""
     return list(model._flatten_layers())
 
 
@@ -55,10 +55,10 @@ def current_scope() -> keras.StatelessScope | None:
 
 
 def global_generator() -> object:
-    """Return this thread's generator of random numbers without a seed, for all replicas to share.
+    """Return this thread's generator of unseeded random numbers, for all replicas to share.
 
-    Why: Keras has one per thread, and so would replicas that run in threads. None where Keras
-    refuses such numbers, because JAX traces.
+    Keras has one per thread, so replicas that run in threads would each have their own. None is
+    returned where Keras refuses such numbers because JAX is tracing.
     """
     drawn_so_far = random.getstate()
     try:
@@ -66,7 +66,7 @@ def global_generator() -> object:
     except ValueError:
         return None
     finally:
-        random.setstate(drawn_so_far)  # or layers made later would get other initial values
+        random.setstate(drawn_so_far)  # otherwise later layers would get other initial values
 
 
 def set_global_generator(generator: object) -> None:
@@ -74,18 +74,19 @@ def set_global_generator(generator: object) -> None:
 
 
 def begin_at(model: keras.Model, epoch: int | None) -> None:
-    """Make `fit` begin with an epoch, as Keras' own backup callback does.
+    """Make `fit` begin with a given epoch, as Keras' own backup callback does.
 
-    With None or 0, `fit` begins where its argument says.
+    With None or 0, `fit` begins with its argument `initial_epoch`.
     """
     model._initial_epoch = epoch
 
 
 def replace_moments(patches: Patches, layer: type, replacement: Callable[..., Any]) -> None:
-    """Compute the statistics of synchronized layers by `replacement`.
+    """Compute the statistics of synchronized layers with `replacement`.
 
-    It gets the method that it replaces, and that method's arguments. Why: `call` of the layer does
-    everything else as well, and Keras' public `moments` does not know the layer.
+    It gets the method that it replaces, and that method's arguments. A private method is
+    replaced because the layer's `call` does everything else too, and Keras' public `moments` does
+    not know the layer.
     """
 
     def replaced(moments: Callable[..., Any]) -> Callable[..., object]:
@@ -103,8 +104,8 @@ def replace_moments(patches: Patches, layer: type, replacement: Callable[..., An
 def replace_saves(patches: Patches, callback: type, replacement: Callable[..., object]) -> None:
     """Route the saves of a Keras callback through `replacement`.
 
-    It gets the method that it replaces, and that method's arguments. Why: the methods that Keras
-    documents both decide when to save, and save.
+    It gets the method that it replaces, and that method's arguments. A private method is
+    replaced because those that Keras documents also decide when to save.
     """
 
     def replaced(save: Callable[..., object]) -> Callable[..., object]:
@@ -118,5 +119,5 @@ def replace_saves(patches: Patches, callback: type, replacement: Callable[..., o
 
 
 def first_epoch(model: keras.Model) -> int | None:
-    """Return the epoch from which a callback makes `fit` begin, if one does."""
+    """Return the epoch with which a callback makes `fit` begin, if one does."""
     return model._initial_epoch

@@ -1,8 +1,8 @@
-"""Programs without transposed products, which XLA does not remove where devices sum them.
+"""Removal of transposed products, which XLA keeps where devices sum them.
 
-JAX computes the gradient of a weight as a product, and transposes it. On one device XLA swaps the
-factors instead. Where the rows are divided over devices, it sums the products in between, and then
-really transposes: a sixth of the time of a step of two layers of 512 units.
+JAX computes the gradient of a weight as a product, and then transposes it. On one device, XLA swaps
+the factors instead. Where rows are divided over devices, XLA sums the products first, and then
+really transposes, which takes a sixth of the time of a step with two layers of 512 units.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replicax._typing import Nest
 
 
 def without_transposed_products(fn: Callable[..., Nest]) -> Callable[..., Nest]:
-    """Return the function without transposed products, for use in a traced program."""
+    """Return `fn` without transposed products, for use in a traced program."""
 
     def swapped(*args: object) -> Nest:
         jaxpr, shape = jax.make_jaxpr(fn, return_shape=True)(*args)

@@ -1,4 +1,4 @@
-"""Facts about Keras' models and variables, kept beside the objects themselves."""
+"""Facts about Keras' models and variables, kept outside of the objects themselves."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ModelRecord:
     """Facts about one model.
 
     Args:
-      strategy: The strategy in whose scope it was made.
-      elements: The elements that it is fitted with, if they are of a distributed dataset.
+      strategy: The strategy in whose scope it was created.
+      elements: The adapter of the distributed dataset that it is fitted with, if any.
       eager_by_choice: Whether it was compiled with `jit_compile=False`.
-      at_the_end: What is called when the current `fit` ends, even by an error.
+      at_the_end: The functions to call when the current `fit` ends, even with an error.
     """
 
     strategy: Strategy | None = None
@@ -38,7 +38,7 @@ class ModelRecord:
 @final
 @dataclass(slots=True)
 class VariableRecord:
-    """The strategy in whose scope a variable was made, and our variable that stands for it."""
+    """The strategy in whose scope a variable was created, and our variable that stands for it."""
 
     owner: StrategyLike | None = None
     adopted: Variable | None = None
@@ -46,14 +46,14 @@ class VariableRecord:
 
 @final
 class Records:
-    """The records of all models and variables, each kept until its object is gone."""
+    """The records of all models and variables, each kept until its object is deleted."""
 
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[keras.Model, ModelRecord]
         self._models = weakref.WeakKeyDictionary()
         # Keras variables compare by value, so the keys are ids.
         self._variables: dict[int, VariableRecord] = {}
-        self.thread = threading.local()  # Keras' distribution before ours, as its setting is
+        self.thread = threading.local()  # Keras' distribution before ours, set per thread
 
     def known(self, model: keras.Model) -> ModelRecord | None:
         """Return the record of a model, if there is one."""

@@ -18,13 +18,13 @@ from replicax.topology import Topology
 from replicax.values import PerReplica, is_numeric
 
 
-@jax.tree_util.register_dataclass  # because Keras puts what it prefetches on a device
+@jax.tree_util.register_dataclass  # because Keras puts prefetched batches on a device
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """The rows of a batch: an array with the same number of rows for each replica.
 
-    Replicas with fewer rows are padded; `counts` are the numbers of rows that count, or None if all
-    do. A program removes the others before anything is computed.
+    Replicas with fewer rows are padded; `counts` has the number of real rows of each replica, or is
+    None if all rows are real. A program removes the padding before it computes anything.
     """
 
     array: jax.Array
@@ -45,7 +45,7 @@ def is_rows(leaf: object) -> bool:
 
 
 def rows_of(leaf: Leaf, topology: Topology) -> Leaf:
-    """Divide a leaf of a batch over the replicas; leave one without rows to the program."""
+    """Divide a leaf of a batch over the replicas; return one without rows as is."""
     if is_rows(leaf) or np.ndim(leaf) == 0:
         return leaf
     replicas = topology.num_replicas
@@ -53,14 +53,14 @@ def rows_of(leaf: Leaf, topology: Topology) -> Leaf:
     share = -(-count // replicas)
     counts = None if share * replicas == count else _shares(count, share, replicas)
     if isinstance(leaf, jax.Array) and topology.spans_processes:
-        leaf = np.asarray(leaf)  # or JAX would compare it across processes
+        leaf = np.asarray(leaf)  # otherwise JAX would compare it across processes
     if isinstance(leaf, jax.Array):
         padding = [(0, share * replicas - count)] + [(0, 0)] * (leaf.ndim - 1)
         whole = leaf if counts is None else jnp.pad(leaf, padding)
         return Rows(jax.device_put(whole, topology.split), counts)
     if not is_numeric(leaf.dtype):
         return leaf
-    # It is copied: the step may still run when a generator reuses its array.
+    # Copied, because the step may still be running when a generator reuses its array.
     shape = (share * replicas, *leaf.shape[1:])
     memory = aligned(shape, canonicalize_dtype(leaf.dtype))
     memory[:count], memory[count:] = leaf, 0
@@ -69,7 +69,7 @@ def rows_of(leaf: Leaf, topology: Topology) -> Leaf:
 
 
 def rows_of_element(value: object, topology: Topology) -> Any:
-    """Do the same for a leaf of a distributed dataset's element."""
+    """Divide a leaf of a distributed dataset's element, unless the dataset has done so already."""
     if not isinstance(value, PerReplica):
         return rows_of(value, topology)
     agree_on_unknown_shapes([value])
@@ -86,7 +86,7 @@ def rows_of_element(value: object, topology: Topology) -> Any:
 
 
 def cut(array: jax.Array, counts: Sequence[int] | None) -> jax.Array:
-    """Return the rows that count, in a program."""
+    """Return the rows without padding, in a program."""
     if counts is None:
         return array
     share = len(array) // len(counts)
@@ -98,5 +98,5 @@ def cut(array: jax.Array, counts: Sequence[int] | None) -> jax.Array:
 
 
 def _shares(total: int, share: int, replicas: int) -> tuple[int, ...]:
-    """Return the number of rows of each replica, if those before it have full shares."""
+    """Return the number of rows of each replica when shares are filled in replica order."""
     return tuple(min(share, max(0, total - share * replica)) for replica in range(replicas))

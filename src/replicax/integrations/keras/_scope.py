@@ -1,4 +1,4 @@
-"""Tracking of Keras' variables: those that are made, and those that a function uses."""
+"""Tracking of Keras variables: those that are created, and those that a function uses."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from replicax.variables import write
 
 @final
 class Ownership(keras.distribution.DataParallel):
-    """A distribution that notes in which strategy's scope variables are made; it lays out nothing.
+    """A distribution without layouts that records in which strategy's scope variables are created.
 
-    Keras asks it for the layout of every variable that is made while it is set. (The base class
+    Keras asks it for the layout of every variable that is created while it is set. (The base class
     `Distribution` is not public; nothing of `DataParallel` is used.)
     """
 
@@ -51,7 +51,7 @@ def ownership() -> Ownership:
 
 
 def follow() -> None:
-    """Set the distribution that notes owners where a strategy is current, and only there."""
+    """Set our distribution if a strategy is current, and restore the previous one otherwise."""
     in_scope = _context.current().strategy is not None
     ours = keras.distribution.distribution() is ownership()
     if in_scope and not ours:
@@ -79,13 +79,13 @@ def distributed_by(distribution: Any) -> Iterator[None]:
 
 @final
 class VariablesInUse(keras.StatelessScope):
-    """A scope in which reads and writes of Keras variables follow our rules, while a function runs.
+    """A scope in which reads and writes of Keras variables follow our rules while a function runs.
 
-    A traced program finds the variables, replicas see their own, and a function can be
+    A traced program finds the variables, each replica sees its own values, and a function can be
     differentiated with respect to them.
 
-    Variables without a strategy get `owner`, which is set while a step of `fit` runs: it computes
-    outside of the strategy, but the variables that it makes are kept on all devices.
+    Variables without a strategy get `owner`, which is set while a step of `fit` runs: the step
+    computes outside of the strategy, but variables that it creates are kept on all devices.
     """
 
     owner: Strategy | None = None
@@ -102,16 +102,17 @@ class VariablesInUse(keras.StatelessScope):
         write(adopted(variable, self.owner), value)
 
     def _initialize(self) -> None:
-        """Initialize the variables that Keras would leave without values until the scope is left.
+        """Initialize the variables that Keras would leave without values until the scope ends.
 
-        That is right when shapes are inferred. Here, it may be a slot that the function needs.
+        Keras is right to do so when it infers shapes. Here, a variable may be a slot that the
+        function needs.
         """
         with self.put_aside():
             pass
 
     @contextmanager
     def put_aside(self) -> Iterator[None]:
-        """Let Keras make variables with values."""
+        """Let Keras create variables with concrete values."""
         with jax.ensure_compile_time_eval():
             self.__exit__()
             try:
@@ -122,7 +123,7 @@ class VariablesInUse(keras.StatelessScope):
 
 @contextmanager
 def owned_by(strategy: Strategy) -> Iterator[None]:
-    """Give variables without a strategy this one, inside of a surrounded function."""
+    """Give variables without a strategy this one, inside a surrounded function."""
     scope = current_scope()
     assert isinstance(scope, VariablesInUse)
     scope.owner = strategy
@@ -133,25 +134,25 @@ def owned_by(strategy: Strategy) -> Iterator[None]:
 
 
 def owner_in_use() -> Strategy | None:
-    """Return the strategy that variables without one get here."""
+    """Return the strategy that variables without one get in the current function."""
     scope = current_scope()
     return scope.owner if isinstance(scope, VariablesInUse) else None
 
 
 def outside_of_functions() -> AbstractContextManager[None]:
-    """Return a context in which variables can be made, in a function that uses others."""
+    """Return a context in which a function that uses variables can create others."""
     scope = current_scope()
     return scope.put_aside() if isinstance(scope, VariablesInUse) else nullcontext()
 
 
 def surround(fn: Callable[..., Nest]) -> Callable[..., object]:
-    """Return `fn` with Keras variables that follow our rules."""
-    with distributed_by(None):  # so that it has no owner
+    """Return `fn` wrapped so that Keras variables follow our rules in it."""
+    with distributed_by(None):  # so that the generator has no owner
         generator = None if _context.current().program is not None else global_generator()
 
     @functools.wraps(fn)
     def surrounded(*args: Nest, **kwargs: Nest) -> Any:
-        if current_scope() is not None:  # ours, or Keras infers shapes or is stateless
+        if current_scope() is not None:  # ours, or Keras' own for shape inference and the like
             return fn(*args, **kwargs)
         if generator is not None:
             set_global_generator(generator)

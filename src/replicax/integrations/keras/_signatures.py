@@ -10,9 +10,9 @@ from replicax.errors import InvalidArgument
 
 
 def takes_data_alone(model: keras.Model, name: str) -> bool:
-    """Return whether a step is `step(self, data)`, as for TensorFlow's backend.
+    """Return whether a step is `step(self, data)`, as with TensorFlow's backend.
 
-    The other one, which Keras has for JAX, is `step(self, state, data)`.
+    The other signature, which Keras uses on JAX, is `step(self, state, data)`.
     """
     signature = inspect.signature(getattr(model, name))
     for arguments in (("state", "data"), ("data",)):

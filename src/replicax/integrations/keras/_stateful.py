@@ -28,8 +28,8 @@ _GROUPS = {
 class Stateful:
     """`step(self, data)` as one program, in which all variables that it touches are found.
 
-    These may be more than Keras knows of, such as the slots of a second optimizer. The step runs
-    outside of the strategy, as it computes what one device would on the whole batch.
+    They may include some that Keras does not know, such as the slots of a second optimizer. The
+    step runs outside of the strategy, as it computes what one device would on the whole batch.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Stateful:
                 outputs = _bridges.surrounded(self._step)(self._on_host(data))
             else:
                 outputs = self._function(self._rows(data))
-        # Read again, because the first step may have made variables.
+        # Read again, because the first step may have created variables.
         return outputs, tuple([get_array(v) for v in group] for group in self._variables())
 
     def trace(self, state: State, data: Nest) -> jax.stages.Traced:
@@ -74,7 +74,7 @@ class Stateful:
         return jax.tree.map(lambda leaf: rows_of(leaf, topology), data, is_leaf=is_rows)
 
     def _put_back(self, state: State) -> None:
-        """Restore the variables' arrays, which Keras takes away during `fit`."""
+        """Restore the variables' arrays, which Keras removes during `fit`."""
         for variables, arrays in zip(self._variables(), state, strict=True):
             for variable, array in zip(variables, arrays, strict=True):
                 set_array(variable, array)

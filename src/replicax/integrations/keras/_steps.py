@@ -1,4 +1,4 @@
-"""Steps of a model that are functions of the state and a batch, as Keras has them on JAX."""
+"""Steps of a model as functions of the state and a batch, as Keras defines them on JAX."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Compiled:
         self, label: str, step: Step, topology: Topology, layout: Layout, keeps_outputs: bool
     ) -> None:
         self._label, self._topology, self._layout = label, topology, layout
-        # Outputs that are kept stay divided if possible, and if one process can read them.
+        # Outputs that are kept stay divided if possible, provided that one process can read them.
         self._divided = keeps_outputs and not topology.spans_processes
 
         def program(
@@ -79,7 +79,7 @@ class Compiled:
         return program, (state, arrays, structure, counts)
 
     def _compiled(self, divided: bool, state: State) -> Any:
-        """Return the program, whose state comes back in the layout in which it is given."""
+        """Return the program, which returns the state in the layout in which it receives it."""
         outputs = None if divided else self._topology.replicated
         return jax.jit(
             self._function,
@@ -105,7 +105,7 @@ class ByOperation:
 
 @final
 class Everywhere:
-    """A function that brings whole batches to every device."""
+    """A function that copies whole batches to every device."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -124,11 +124,11 @@ class Everywhere:
 
 @final
 class IfItTraces:
-    """A step of a model that Keras would not compile: as one program where JAX can trace it.
+    """A step of a model that Keras would not compile: one program if JAX can trace it.
 
     Args:
       label: The name of the step.
-      layers: The layers because of which Keras would not.
+      layers: The layers that keep Keras from compiling it.
       compiled: The step as one program.
       by_operation: The eager step.
     """
@@ -145,7 +145,7 @@ class IfItTraces:
             try:
                 self._compiled.trace(state, data)
             except Exception:
-                # The eager step raises mistakes of the user itself, without a hint.
+                # If the mistake is the user's, the eager step raises an error too, without a hint.
                 results = self._by_operation(state, data)
                 self._traces = False
                 self._hint()

@@ -1,8 +1,8 @@
 """The steps of a model's `fit`, `evaluate` and `predict`, as programs over all devices.
 
 A program computes what one device would on the whole batch; XLA divides the work over the replicas,
-because the rows of the batch are divided. So it is exact for layers that look across a batch, such
-as BatchNormalization, and for random numbers, and the same as without a strategy.
+because the rows of the batch are divided. The result is therefore the same as without a strategy,
+even for random numbers and for layers that look across a batch, such as BatchNormalization.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class StepFunction:
 
     Args:
       model: The model.
-      strategy: The strategy in whose scope it was made.
-      name: The method of the model that makes a step on the whole batch.
+      strategy: The strategy in whose scope it was created.
+      name: The method of the model that performs a step on the whole batch.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, name: str) -> None:
@@ -63,7 +63,7 @@ class StepFunction:
         optimizer = getattr(model, "optimizer", None)  # it does not exist before `compile`
         for variable in (*model.variables, *(optimizer.variables if optimizer else ())):
             adopted(variable, strategy)
-        agree_on_beginnings()  # Keras reads its variables by itself
+        agree_on_beginnings()  # Keras reads its variables directly
 
     def __call__(self, state: State, iterator: Iterator[Nest]) -> tuple[Nest, State]:
         data = next(iterator)
@@ -102,7 +102,7 @@ class StepFunction:
 
 
 def _step_of(model: keras.Model, strategy: Strategy, name: str, layout: Layout) -> Step:
-    """Return a step of a model: as one program, unless it is to run eagerly."""
+    """Return a step of a model, as one program unless it should run eagerly."""
     label = f"`{name}` of {model.name!r}"
     if takes_data_alone(model, name):
         compiled, by_operation = (
@@ -120,7 +120,7 @@ def _step_of(model: keras.Model, strategy: Strategy, name: str, layout: Layout) 
 
 
 def _predict_step(model: keras.Model) -> Step:
-    """Return the step of `predict`, with a state like the others."""
+    """Return the step of `predict`, which returns a state like the others."""
 
     def step(state: State, data: Nest) -> tuple[Nest, State]:
         outputs, non_trainable = model.predict_step(state, data)

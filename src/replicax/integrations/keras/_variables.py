@@ -36,19 +36,19 @@ _AGGREGATIONS = {
 
 
 def belongs_to(variable: keras.Variable, strategy: StrategyLike) -> None:
-    """Note in whose scope a variable is made."""
+    """Record the strategy in whose scope a variable is created."""
     records.variable(variable).owner = strategy
 
 
 def adopted(variable: keras.Variable, strategy: StrategyLike | None = None) -> Variable:
-    """Return our variable for a Keras variable; it gets `strategy` if it has no other."""
+    """Return our variable for a Keras variable, which gets `strategy` if it has no other."""
     record = records.variable(variable)
     found, owner = record.adopted, record.owner or strategy
     unowned = owner is None and _is_seed(variable)
     if unowned:
-        owner = _context.current().strategy  # It draws from it; another may be next.
+        owner = _context.current().strategy  # the one that draws now; the next may be another
     if found is None or (found.strategy is not owner and (unowned or found.strategy is None)):
-        # It is made now, even while a program is traced.
+        # It is created immediately, even while a program is traced.
         outside = _context.entered(_context.Frame())
         with outside, jax.ensure_compile_time_eval():
             found = _adopt(variable, owner)
@@ -89,13 +89,13 @@ def _aggregation(variable: keras.Variable) -> VariableAggregation:
 
 
 def _is_seed(variable: keras.Variable) -> bool:
-    """Tell whether it is the state of a `keras.random.SeedGenerator`, which gives it this name."""
+    """Tell by its name whether a variable is the state of a `keras.random.SeedGenerator`."""
     return variable.name == "seed_generator_state"
 
 
 @final
 class _InKeras:
-    """A keeper of the array in the Keras variable, which its model keeps alive."""
+    """A keeper of the array in a Keras variable, which its model keeps alive."""
 
     has_all_copies = True
 
@@ -126,7 +126,7 @@ class _InKeras:
 class _OwnSeeds(Synchronization):
     """The rules for a seed and a count: only the first replica draws as one device would.
 
-    Replicas read it with their own seed added, and write it back without.
+    Each replica reads them with an offset added to the seed, and subtracts it on writing back.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Keras' callbacks that write files, among several workers: one writes, the others wait."""
+"""Keras callbacks that write files, with several workers: one writes, the others wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Checkpoint, Backup = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndR
 
 
 def install(patches: Patches) -> None:
-    """Wrap the methods that write, and those that read it again."""
+    """Wrap the methods that write files, and those that read or remove them."""
     for callback in (Checkpoint, Backup):
         replace_saves(patches, callback, _by_one)
     patches.replace(Backup, "on_train_begin", _agreeing)
@@ -59,12 +59,12 @@ def _by_one(save: Callable[..., object], callback: object, *args: object, **kwar
         raised.follows_another = True
         raise raised
     if isinstance(callback, Checkpoint):
-        callback.best = outcomes[writer][1]  # workers that did not save have not compared
+        callback.best = outcomes[writer][1]  # only the writer has compared
     return None
 
 
 def _agreeing(begin: Callable[..., Any]) -> Callable[..., object]:
-    """Restore a backup on all workers, or on none."""
+    """Require that all workers restore the same backup, or none."""
 
     @functools.wraps(begin)
     def agreed(self: Any, logs: Any = None) -> None:
@@ -109,7 +109,7 @@ def _session_of(callback: Any) -> cluster.Session | None:
 
 
 def _writer(session: cluster.Session, callback: object) -> int:
-    """Return the worker that writes to the path of this one: the first with the same path."""
+    """Return the index of the worker that writes for this one: the first with the same path."""
     path = _path(callback)
     return session.all_gather(f"a save by {type(callback).__name__}", path).index(path)
 

@@ -1,4 +1,4 @@
-"""The extra arguments of a transformation, besides gradients, state and params."""
+"""The extra arguments of a transformation, beyond gradients, state and params."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Extra:
     """Extra arguments, taken apart for a meeting of the replicas.
 
     Args:
-      structure: The structure to put them together again.
+      structure: The structure from which to put them together again.
       kinds: For each leaf, whether it belongs to the loss (True), is shared by all replicas
         (False), or is not a number (None).
       of_the_loss: The leaves to be reduced over the replicas.

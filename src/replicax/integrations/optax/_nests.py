@@ -48,10 +48,10 @@ class Given:
     """The arguments of a call.
 
     Args:
-      gradients: One for each variable that has one.
-      variables: These variables.
+      gradients: The gradients that were given.
+      variables: The variable of each gradient.
       params: All variables, in the order of the leaves of the nest.
-      nests: The structures of the nests; None for pairs.
+      nests: The structures of the nests, or None for pairs.
     """
 
     gradients: list[Any]
@@ -75,7 +75,7 @@ def of_pairs(pairs: Sequence[object]) -> Given:
 
 
 def of_nests(gradients: Nest, params: Nest) -> Given:
-    """Return the content of two nests, which must have the same structure.
+    """Return the contents of two nests, which must have the same structure.
 
     With `optax.lookahead`, the gradients are for the fast variables alone.
     """
@@ -99,7 +99,7 @@ def of_nests(gradients: Nest, params: Nest) -> Given:
     if len(with_paths) == len(variables):
         nests = Nests(seen, tuple(path for path, _ in with_paths), expected, tuple(indices))
     else:
-        # JAX, and so Optax, does not take such containers apart: it gets a dict by path.
+        # JAX, and so Optax, does not take such containers apart; Optax gets a dict by path instead.
         named, _ = _nest.flatten_with_paths(params, everything=True)
         nests, order = _of_dict([name for name, _ in named])
         variables = [variables[index] for index in order]
@@ -110,9 +110,9 @@ def of_nests(gradients: Nest, params: Nest) -> Given:
 
 
 def by_name(variables: Sequence[Variable]) -> tuple[Nests, tuple[Variable, ...]]:
-    """Return the nests of a dict by the names of variables, and the variables in its order.
+    """Return the nests of a dict keyed by variable names, and the variables in its order.
 
-    The first of several equal names is kept; the others get a number: "w", "w_1", "w_2".
+    The first of several equal names is kept, and the others are numbered: "w", "w_1", "w_2".
     """
     names: list[str] = []
     for variable in variables:

@@ -60,7 +60,7 @@ class Optimizer:
     Args:
       tx: The transformation, such as `optax.adam(1e-3)`.
       name: The name in messages, and in the names of the optimizer's own variables.
-      options: Options for summing gradients over the replicas; by default in packs, and exactly.
+      options: Options for summing gradients over the replicas; by default, in packs and exactly.
       reduction: The reduction of the replicas' gradients: "SUM", for losses that are divided by the
         size of the global batch; "MEAN", for losses that are means over the replica's own rows,
         weighted by the number of these rows where it is known; or "NONE", for gradients that are
@@ -123,7 +123,7 @@ class Optimizer:
 
     @property
     def reduction(self) -> GradientReduction | None:
-        """The reduction of gradients over the replicas; None to use that of the strategy."""
+        """The reduction of gradients over the replicas, or None to use the strategy's."""
         return self._reduction
 
     def apply_gradients(
@@ -135,24 +135,24 @@ class Optimizer:
         skip_gradients_aggregation: bool | None = None,
         experimental_aggregate_gradients: bool | None = None,
     ) -> None:
-        """Change the variables by their gradients.
+        """Update the variables with their gradients.
 
         In replica context the replicas meet, and their gradients are reduced first: summed, unless
         the optimizer or the strategy says otherwise. In cross-replica context the gradients are
-        taken as they are.
+        used as they are.
 
-        The transformation sees the nests that were given, so that masks and labels by path or by
-        tree apply. Given pairs, it sees a dict by the names of the variables.
+        The transformation sees the nests that were given, so masks and labels by path or by tree
+        apply. Given pairs, it sees a dict keyed by the names of the variables.
 
         Args:
           grads_and_vars: Pairs of a gradient and its variable; the same variables every time. With
             `params`, a nest of gradients.
-          params: A nest of variables, of the structure of the gradients, or a function that returns
-            it; the same nest every time.
+          params: A nest of variables, with the structure of the gradients, or a function that
+            returns it; the same nest every time.
           name: Accepted for compatibility with the reference.
           skip_gradients_aggregation: Whether the gradients are already the same on all replicas,
             because they were summed by `all_reduce`, and perhaps clipped. By default they are not.
-          experimental_aggregate_gradients: The older form of this argument: False is the same as
+          experimental_aggregate_gradients: An older form of this argument: False is the same as
             `skip_gradients_aggregation=True`.
         """
         del name
@@ -172,13 +172,13 @@ class Optimizer:
         skip_gradients_aggregation: bool | None = None,
         **extra: Nest,
     ) -> None:
-        """Change a nest of variables by their gradients, with the transformation's extra arguments.
+        """Update a nest of variables with their gradients and the transformation's extra arguments.
 
         This is `apply_gradients(gradients, params)` with extra arguments.
 
         Args:
-          gradients: A nest of gradients, of the structure of `params`. For `optax.lookahead`, of
-            the structure of `params.fast`.
+          gradients: A nest of gradients, with the structure of `params`. For `optax.lookahead`,
+            with the structure of `params.fast`.
           params: A nest of variables, or a function that returns it.
           skip_gradients_aggregation: The same as for `apply_gradients`.
           extra: Arguments for `tx.update`, such as `value=loss` for
@@ -205,19 +205,19 @@ class Optimizer:
         *,
         skip_gradients_aggregation: bool | None = None,
     ) -> jax.Array:
-        """Compute the gradients of a loss, and change the variables by them.
+        """Compute the gradients of a loss, and update the variables with them.
 
         In replica context the gradients are reduced over the replicas, as `apply_gradients` does.
 
         Args:
           loss: A function without arguments that returns a scalar and reads the variables.
-          var_list: The variables to change, as a list or another nest, or a function that returns
-            them, which is called when the loss has been computed.
+          var_list: The variables to update, as a list or another nest, or a function that returns
+            them, which is called after the loss has been computed.
           name: Accepted for compatibility with the reference.
           skip_gradients_aggregation: The same as for `apply_gradients`.
 
         Returns:
-          The loss, before the variables were changed.
+          The loss before the update.
 
         >>> import optax, replicax as rx
         >>> weight = rx.Variable(3.0)
@@ -245,7 +245,7 @@ class Optimizer:
     def __deepcopy__(self, memo: dict[int, object]) -> Optimizer:
         """Create an optimizer with a state of its own, for copies of the variables.
 
-        It is for the variables themselves if it is given these first.
+        If it is first given the original variables, it trains those instead.
         """
         memo[id(self)] = copied = object.__new__(type(self))
         copied.__dict__.update(
@@ -289,7 +289,7 @@ class Optimizer:
         )
 
     def _reduction_for(self, skip: bool | None) -> GradientReduction | None:
-        """Return the reduction of this call; None to use that of the strategy."""
+        """Return the reduction for this call, or None to use the strategy's."""
         if skip:
             return GradientReduction.NONE
         if skip is False and self._reduction is GradientReduction.NONE:
@@ -313,7 +313,7 @@ class Optimizer:
             slots, state = self._make_slots(nests, trained, extra)
         constraints = [variable.constraint for variable in trained]
         if (nests, state, constraints) != (self._nests, self._state, self._constraints):
-            # The program of a step depends on them.
+            # The program of a step depends on these.
             self._nests, self._state, self._constraints = nests, state, constraints
             self._step = None
         own = (self._iterations, *slots)
@@ -326,8 +326,8 @@ class Optimizer:
         of_variable = dict(zip(given.variables, gradients, strict=True))
         topology = get_strategy().topology
         ordered = [trained[index] for index in nests.differentiated]
-        # All copies change by one program, in one call: 0.5 ms for six variables on two devices.
-        # An update function for each copy of each variable takes 3 ms.
+        # One call of one program updates all copies: 0.5 ms for six variables on two devices.
+        # Calling an update function for each copy of each variable takes 3 ms.
         step = self._stepping(extra)
         new_values, new_state = step(
             [like(of_variable[variable], values[variable], topology) for variable in ordered],
@@ -343,7 +343,7 @@ class Optimizer:
             self._restored = None
 
     def _stepping(self, extra: dict[str, Nest]) -> Any:
-        """Return the function of a step; compiled, unless a function is among its arguments."""
+        """Return the function of a step, compiled unless a function is among its arguments."""
         tx, nests, state, constraints = self._tx, self._nests, self._state, self._constraints
         assert nests is not None
         assert state is not None
@@ -376,7 +376,7 @@ class Optimizer:
         return self._nests, trained
 
     def _same(self, variables: Sequence[Variable]) -> tuple[Variable, ...]:
-        """Return the variables that it trains; `variables` must be all of them."""
+        """Return the variables that this optimizer trains; `variables` must be all of them."""
         trained = self._trained
         assert trained is not None
         given = {id(variable) for variable in variables}
@@ -394,9 +394,9 @@ class Optimizer:
     def _make_slots(
         self, nests: Nests, variables: Sequence[Variable], extra: dict[str, Nest]
     ) -> tuple[list[Variable], StateStructure]:
-        """Make the optimizer's state as variables, each where its variable is."""
-        # They are made now, even while a program is traced: slots are variables with initial
-        # values.
+        """Create the optimizer's state as variables, each placed like the variable it is for."""
+        # They are created immediately, even while a program is traced: slots are variables with
+        # initial values.
         strategy = get_strategy()
         structures: list[StateStructure] = []
         split = Extra.of(extra)
@@ -436,7 +436,7 @@ class Optimizer:
         return slots, structure
 
     def _list_entries(self, name_of: NameOf) -> ObjectEntries:
-        """Return its entries for a checkpoint. Slots not made yet are restored later."""
+        """Return the entries for a checkpoint. Slots not created yet are restored later."""
         entries = {"iterations": checkpoint.entry_of(self._iterations)}
         trained, nests, state = self._trained, self._nests, self._state
         if trained is not None and nests is not None and state is not None:
@@ -482,7 +482,7 @@ class Optimizer:
 
 
 def _skips(skip: bool | None, aggregate: bool | None) -> bool | None:
-    """Return whether gradients are not to be summed; None if neither argument was given."""
+    """Return whether to skip summing gradients, or None if neither argument was given."""
     if skip is not None and aggregate is not None and skip == aggregate:
         raise InvalidArgument(
             f"`apply_gradients` got skip_gradients_aggregation={skip} and "

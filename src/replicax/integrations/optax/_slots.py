@@ -1,4 +1,4 @@
-"""The state of a transformation, taken apart into arrays that are variables and the rest."""
+"""The state of a transformation, split into arrays, which become variables, and the rest."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class StateStructure:
     """The structure of a state.
 
     Args:
-      structure: The structure by which JAX takes it apart.
-      others: The leaves that are neither arrays nor numbers, such as functions; None in place of
-        those that are.
+      structure: The pytree structure of the state.
+      others: The leaves that are neither arrays nor numbers, such as functions, with None in place
+        of those that are.
       paths: The paths of the arrays.
-      dtypes: The types that the arrays keep. A Python number becomes an array, whose type stays.
+      dtypes: The types that the arrays keep. A Python number becomes an array of a fixed type.
     """
 
     structure: PyTreeDef
@@ -55,9 +55,9 @@ class StateStructure:
     def after_update(
         cls, state: object, update: Callable[..., object], arguments: Sequence[jax.ShapeDtypeStruct]
     ) -> tuple[StateStructure, list[jax.Array]]:
-        """Return the same for a state to which the first `update` may add arrays.
+        """Return the structure and arrays of a state to which the first `update` may add some.
 
-        What it adds, such as the measurements of `optax.monitor`, begins with zeros. `update` takes
+        Added arrays, such as the measurements of `optax.monitor`, start as zeros. `update` takes
         the state and further arguments, whose shapes and dtypes are given.
         """
         found, arrays = cls.of(state)
@@ -103,12 +103,12 @@ class StateStructure:
 class Owner:
     """The variable that an array of the state is for.
 
-    Optax has nests like the params in its state, sometimes several: the path of an array in them
-    ends with that of the variable.
+    A state contains nests like the params, sometimes several: the path of an array in them ends
+    with that of its variable.
 
     Args:
-      variable: The variable; None for arrays of the optimizer as a whole, such as a count.
-      path: The path in the state, without that of the variable.
+      variable: The variable, or None for arrays of the optimizer as a whole, such as a count.
+      path: The path in the state, without the variable's path at its end.
     """
 
     variable: Variable | None
@@ -137,7 +137,7 @@ class Owner:
         """Return the name of the array in a checkpoint.
 
         It contains the variable's name if the checkpoint has the variable too, so that the array is
-        found again when variables come in another order or in another nest.
+        found even if the variables are in another order or in another nest.
         """
         name = None if self.variable is None else name_of(self.variable)
         if name is None:

@@ -101,7 +101,7 @@ def test_a_strategy_on_a_bad_version_warns_once_with_what_to_do(jaxlib, version,
 
 def test_no_warning_where_it_is_cured_or_does_not_show(jaxlib, monkeypatch):
     jaxlib("0.10.2", started=True)
-    _known_bad.warn_of_defects(["tpu"], stacklevel=1)
+    _known_bad.warn_of_defects(["tpu"])
     monkeypatch.setenv("XLA_FLAGS", CURE)
     rx.MirroredStrategy(["CPU:0", "CPU:1"])
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import final
 
+from replicax._deprecation import frames_to_the_user
 from replicax._jax_compat import backends_are_initialized
 from replicax._once import first_time
 from replicax.errors import KnownBadVersion
@@ -128,7 +129,7 @@ def with_flags(flags: Iterable[str]) -> str:
     return " ".join([*_flags(), *flags])
 
 
-def warn_of_defects(platforms: Iterable[str], stacklevel: int) -> None:
+def warn_of_defects(platforms: Iterable[str]) -> None:
     """Warn, once per process, of the defects of the installed jaxlib on these platforms."""
     version, present = installed_version(), set(platforms)
     defects = [
@@ -145,7 +146,7 @@ def warn_of_defects(platforms: Iterable[str], stacklevel: int) -> None:
         f"{'; it '.join(map(str, defects))}. Install another version ({advice()}){flags}; then "
         "run `replicax doctor`.",
         KnownBadVersion,
-        stacklevel=stacklevel + 1,
+        stacklevel=frames_to_the_user(),
     )
 
 

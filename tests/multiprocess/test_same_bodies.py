@@ -38,20 +38,29 @@ JAX_PROGRAMS = "tests/parity/test_jax_programs.py"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "devices", "logical", "tests", "at_least"),
+    ("workers", "devices", "strategy", "tests", "at_least"),
     [
-        (2, 1, 1, ALL, 150),
-        (2, 2, 1, [*BASE, TRAINING], 150),
-        (2, 1, 1, [JAX_PROGRAMS], 20),
-        (4, 1, 1, [TRAINING], 6),
-        (4, 2, 1, [TRAINING], 6),
-        (2, 4, 2, [TRAINING, "tests/collectives"], 20),
+        (2, 1, "LOGICAL_DEVICES=1", ALL, 150),
+        (2, 2, "STATE=sharded", [*BASE, TRAINING], 150),
+        (2, 2, "LOGICAL_DEVICES=1", [TRAINING, "tests/collectives", "tests/input"], 50),
+        (2, 1, "LOGICAL_DEVICES=1", [JAX_PROGRAMS], 20),
+        (4, 1, "LOGICAL_DEVICES=1", [TRAINING], 6),
+        (4, 2, "LOGICAL_DEVICES=1", [TRAINING], 6),
+        (2, 4, "LOGICAL_DEVICES=2", [TRAINING, "tests/collectives"], 20),
     ],
-    ids=["2 x 1", "2 x 2", "2 x 1, programs of JAX", "4 x 1", "4 x 2", "2 x 4, replicas of 2"],
+    ids=[
+        "2 x 1",
+        "2 x 2, sharded",
+        "2 x 2",
+        "2 x 1, programs of JAX",
+        "4 x 1",
+        "4 x 2",
+        "2 x 4, replicas of 2",
+    ],
 )
-def test_the_same_tests_pass_among_workers(workers, devices, logical, tests, at_least):
+def test_the_same_tests_pass_among_workers(workers, devices, strategy, tests, at_least):
     arguments = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]
-    told = [["env", f"LOGICAL_DEVICES={logical}"]] * workers
+    told = [["env", strategy]] * workers
     ended = run(arguments, 900, workers=workers, devices=devices, prefix=told)
     passed = set()
     for each in ended:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from replicax._deprecation import frames_to_the_user
 from replicax._describing import described
 from replicax._plain_files import open_plain
 from replicax.checkpoint import _files as files
@@ -130,5 +131,5 @@ def _remove(path: Path) -> None:
             f"A checkpoint was written, but the old one {path} could not be removed: {error}. "
             "Remove it, or give `max_to_keep=None`.",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=frames_to_the_user(),
         )

@@ -28,6 +28,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from replicax import _bridges, _context, _nest
 from replicax._context import ContextKind, Frame
+from replicax._deprecation import frames_to_the_user
 from replicax._hints import hint
 from replicax._jax_compat import thread_configuration
 from replicax._typing import Nest, Values
@@ -335,7 +336,7 @@ class _Round(Merger):
                 f"{stack}If that is a lock, replica 0 may hold it: do not hold locks (such as that "
                 "of `functools.cached_property`) where replicas meet.",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=frames_to_the_user(),
             )
 
     def _release_all(self) -> None:
@@ -352,7 +353,7 @@ class _Round(Merger):
                     f"Replica {index} of {self._strategy!r} is still busy {_PATIENCE:.0f} s after "
                     "`run` was given up; its thread is left behind.",
                     RuntimeWarning,
-                    stacklevel=3,
+                    stacklevel=frames_to_the_user(),
                 )
 
     def _forget_errors(self) -> None:

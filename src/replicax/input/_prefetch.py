@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, final
 
+from replicax._deprecation import frames_to_the_user
 from replicax._jax_compat import thread_configuration
 from replicax.errors import InvalidArgument, PerformanceHint, ReplicaxError
 from replicax.input._ending import EndOfData, input_failed
@@ -253,7 +254,7 @@ class _Queue(Generic[Item]):
             f"The next element of a dataset has not come for {_LONG:.0f} seconds. The thread that "
             f"reads the dataset stands at\n{where}Waiting on.",
             PerformanceHint,
-            stacklevel=6,
+            stacklevel=frames_to_the_user(),
         )
 
 

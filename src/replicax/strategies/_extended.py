@@ -82,9 +82,9 @@ class StrategyExtended:
     Args:
       container_strategy: The strategy that these are the parts of.
       topology: Which devices form which replica.
-      placement: Which variables are made, and where; mirrored ones unless said otherwise.
+      placement: Which variables are made, and where; mirrored ones by default.
       executor: How functions are run on the replicas.
-      communication_options: How values are combined where a call does not say.
+      communication_options: How values are combined by calls that do not say so themselves.
       cluster_resolver: The resolver of the processes, if there are several.
     """
 
@@ -98,9 +98,7 @@ class StrategyExtended:
         communication_options: CommunicationOptions | None = None,
         cluster_resolver: ClusterResolver | None = None,
     ) -> None:
-        # The user's code is behind two frames: a function that makes the parts calls this, and the
-        # `__init__` of the strategy calls that function.
-        warn_of_defects((device.platform for device in topology.local_devices), stacklevel=4)
+        warn_of_defects(device.platform for device in topology.local_devices)
         self._strategy = container_strategy
         self._topology = topology
         self._placement = MirroredPlacement() if placement is None else placement

@@ -13,6 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from replicax import _nest
+from replicax._deprecation import frames_to_the_user
 from replicax._enums import AutoShardPolicy
 from replicax._typing import DatasetLike, Json, Nest
 from replicax.errors import InexactResumption, InvalidArgument, InvalidType
@@ -49,7 +50,7 @@ class _DatasetSource(Source):
                 "process: give `shuffle` a seed (and, with Python or random numbers in the "
                 "pipeline, `reshuffle_each_iteration=False`), or use Grain.",
                 InexactResumption,
-                stacklevel=2,
+                stacklevel=frames_to_the_user(),
             )
         return CountingReader(elements, _to_numpy, origin=origin, done=done)
 

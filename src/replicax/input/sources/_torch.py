@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from replicax import _nest
+from replicax._deprecation import frames_to_the_user
 from replicax._typing import Json, Nest
 from replicax.errors import InexactResumption
 from replicax.input._ending import Guarded
@@ -68,7 +69,7 @@ class _LoaderSource(Source):
                     "replicax cannot know what it draws its order from. The pass resumes exactly "
                     "only if the sampler has the same order in every pass and process.",
                     InexactResumption,
-                    stacklevel=2,
+                    stacklevel=frames_to_the_user(),
                 )
 
     def _begin(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Partitioners, for a `variable_partitioner`: they say into how many parts variables are divided."""
+"""Partitioners for a `variable_partitioner`: they decide how many parts variables are made of."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ ReplicationModeLike: TypeAlias = (
 class PartialBatches(_Word):
     """The way in which a batch with fewer rows than a full one is divided over the replicas.
 
-    EVEN: as evenly as possible, as every batch is. IN_ORDER: each replica takes its share of a
+    EVEN: as evenly as possible, like every other batch. IN_ORDER: each replica takes its share of a
     full batch, in order, until the rows run out.
     """
 

@@ -435,7 +435,7 @@ def accept_as_array(
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
-    """Return the array, sharing its memory, so that JAX moves it to wherever it is used.
+    """Return the array, in the same memory, as one that JAX moves to wherever it is used.
 
     Why: arrays that are computed from committed ones are committed, and mixing them with those of
     another device is an error. The public way to undo that is a round trip through the host.

@@ -9,7 +9,7 @@ from replicax import cluster
 
 
 def is_first_worker() -> bool:
-    """Tell whether this process is the first of its workers, or the only one.
+    """Tell whether this process is the first worker, or the only one.
 
     Use it for what should happen once, such as logging, but not for anything in which workers must
     take part together, such as `strategy.reduce` or reading an ON_READ variable.

@@ -96,7 +96,7 @@ class ProgramMismatch(ReplicaxError, RuntimeError):
 
 
 class InputFailed(ReplicaxError, RuntimeError):
-    """The dataset of another worker failed, or a function in one's own raised StopIteration."""
+    """The dataset of another worker failed, or a function in this one's raised StopIteration."""
 
 
 class DeviceError(ReplicaxError, ValueError):

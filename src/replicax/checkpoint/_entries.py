@@ -27,11 +27,11 @@ class ArrayEntry:
     """An entry that is an array.
 
     Args:
-      shape: The shape of the array, and of what can replace it.
+      shape: The shape of the array, and of any replacement.
       dtype: The dtype of both.
       read: Returns its value, a NumPy or JAX array; if there are `parts`, this worker's part.
-      write: Replaces the value, or this worker's part, with an array of NumPy or of random keys.
-      variable: The variable whose value it is. Optimizers name their slots for it after it.
+      write: Replaces the value, or this worker's part, with a NumPy array or random keys.
+      variable: The variable whose value it is. Optimizers name its slots after it.
       lasting: Whether the memory that `read` returns is never changed.
       optional: Whether it may be missing, in a checkpoint or in the object, without an error.
       put_back: Undoes `write`, given what `read` returned before; None if changes are undone

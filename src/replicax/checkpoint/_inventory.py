@@ -66,8 +66,8 @@ class Inventory:
     Args:
       objects: The objects, by name. Numbers and arrays among them are replaced when new values are
         written.
-      only: The name of the object to list the entries of, as they are named among all; None for all
-        objects.
+      only: The only object whose entries are listed, under the same names as among all objects;
+        None to list all of them.
     """
 
     def __init__(self, objects: MutableMapping[str, Any], only: str | None = None) -> None:
@@ -81,7 +81,7 @@ class Inventory:
         self.names: dict[Variable, str] = {}
         self._nests = [_Nest(objects, name) for name in objects]
         leaves = [leaf for nest in self._nests for leaf in nest.leaves()]
-        # Objects that name their entries by variables come last, when all variables have names.
+        # Objects that name their entries after variables come last, when all variables have names.
         leaves.sort(key=lambda leaf: leaf[1].names_variables)
         for key, handler, thing in leaves:
             self._add(key, handler.list_entries(thing, self._name_of))

@@ -18,9 +18,9 @@ _LOOK_SECONDS = 0.5  # between two looks at a directory
 def latest_checkpoint(directory: PathLike) -> str | None:
     """Return the path of the last checkpoint saved in a directory, or None if there is none.
 
-    Checkpoints numbered by `Checkpoint.save` or by a manager count, under any name; one that this
-    process is still writing there is awaited. With several managers in one directory, use their own
-    `latest_checkpoint`.
+    This considers checkpoints numbered by `Checkpoint.save` or a manager, under any name, and
+    awaits one that this process is still writing there. With several managers in one directory, use
+    their own `latest_checkpoint`.
 
     Args:
       directory: The directory of the checkpoints.

@@ -42,7 +42,7 @@ def restore(
       inventory: The objects.
       path: The checkpoint.
       partial: Whether the checkpoint may lack values for some objects.
-      wanted: The names to restore, all of them of one object that was added to the checkpoint
+      wanted: The names to restore, all belonging to one object that was added to the checkpoint
         later; by default everything.
     """
     finish_earlier(path.parent)

@@ -1,4 +1,4 @@
-"""Saving by all workers together: one of them writes, but all write their divided state."""
+"""Saving by all workers together: one writes what they share, and each its own parts."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def _count(entry: Any) -> int | None:
 def _agree(
     inventory: Inventory, target: Target, saves: int, facts: Mapping[str, ArrayFacts]
 ) -> list[dict[str, Json]]:
-    """Agree on the contents of the checkpoint; return what each worker proposes and has."""
+    """Agree on the contents of the checkpoint; return every worker's proposal and positions."""
     contents = sorted(
         [f"{key}: {each.dtype}{list(each.shape)}" for key, each in facts.items()]
         + [f"{key}: a value" for key in inventory.values]

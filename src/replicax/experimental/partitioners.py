@@ -1,4 +1,4 @@
-"""Partitioners for a `variable_partitioner`: they decide how many parts variables are made of."""
+"""Partitioners for `variable_partitioner`: they decide into how many parts to divide variables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Partitioner(ABC):
 
 @final
 class FixedShardsPartitioner(Partitioner):
-    """A partitioner with the same number of parts for every variable that has as many rows.
+    """A partitioner with the same number of parts for every variable that has enough rows.
 
     Args:
       num_shards: The number of parts.

@@ -94,7 +94,7 @@ class PreemptionCheckpointHandler:
     ) -> Result:
         """Call a function that trains for one or more steps; then save and exit if that is due.
 
-        All workers must call it equally often. The state after the function is saved, so count
+        All workers must call it equally often. The state is saved after the function, so count
         steps inside it, in a variable of the checkpoint, or by `total_run_calls`.
 
         Args:

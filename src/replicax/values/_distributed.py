@@ -104,7 +104,7 @@ class DistributedValues(ABC):
         return self.component(frame.replica.local_index)
 
     def _is_captured(self) -> bool:
-        """Tell whether the running code is one of its replicas, and closes over the value."""
+        """Tell whether one of its replicas is running, whose code closes over the value."""
         frame = _context.current()
         if frame.replica is None or frame.strategy is None or self._inside:
             return False

@@ -158,14 +158,14 @@ __all__ = [
     "variables",
 ]
 
-# One public path per name: that of a name that is also part of `rx.parts`, say, is here.
+# Each name has one public path: a name that is also in `rx.parts`, say, belongs here.
 for _thing in [globals()[name] for name in __all__]:
     if getattr(_thing, "__module__", "").startswith("replicax."):
         _thing.__module__ = "replicax"
 
 
 def __getattr__(name: str) -> _typing.Any:
-    """Return a name that needs an optional library."""
+    """Look up a name that needs an optional library."""
     if name != "BackupAndRestore":
         raise AttributeError(f"module 'replicax' has no attribute {name!r}")
     try:

@@ -1,8 +1,8 @@
 """Other libraries whose variables take part: each has a bridge, loaded once the library is.
 
-Nothing here imports these libraries. A bridge is asked in four places: when a scope is entered or
-left, around every function that replicas run or that is traced or differentiated, for the variable
-that stands for one of its library's, and for what a compiled program depends on.
+Nothing here imports these libraries. Bridges are called in four situations: when a scope is entered
+or left; around every function that replicas run or that is traced or differentiated; to find the
+variable that stands for one of the library's; and to find what a compiled program depends on.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ class Bridge(Protocol):
     """The way in which one library takes part."""
 
     def follow(self) -> None:
-        """Note that another strategy has become current, or none."""
+        """Note that another strategy, or none, has become current."""
         ...
 
     def surround(self, fn: Callable[..., object]) -> Callable[..., object]:
-        """Return the function that replaces a user's function, inside its context."""
+        """Return the function to call in place of a user's function, inside its context."""
         ...
 
     def suspended(self) -> AbstractContextManager[object]:
-        """Return a context in which others may use the same objects.
+        """Return a context in which other code may use the same objects.
 
-        That is while an eager replica waits and, in a program, while the replicas run.
+        It is entered while an eager replica waits and, in a program, while the replicas run.
         """
         ...
 
     def variable(self, value: Any) -> Variable | None:
-        """Return the variable that stands for `value`, if that is a variable of the library."""
+        """Return the variable that stands for `value`, if that is one of the library's."""
         ...
 
     def fingerprint(
         self, fn: Callable[..., object], leaves: Sequence[object], memory: Memory
     ) -> Hashable:
-        """Return the state besides arrays on which a program of `fn` for these leaves depends.
+        """Return the state, other than arrays, on which a program of `fn` for these leaves depends.
 
-        It is asked before every call of a compiled function. `memory` is that function's.
+        This is called before every call of a compiled function, to which `memory` belongs.
         """
         ...
 
     def examine(self, constants: Sequence[object], variables: Sequence[Variable]) -> None:
-        """Look at the constants of a program that uses these variables; refuse wrong ones."""
+        """Check the constants of a program that uses these variables; refuse wrong ones."""
         ...
 
 
@@ -93,14 +93,14 @@ def follow() -> None:
 
 
 def surrounded(fn: Callable[..., object]) -> Callable[..., Any]:
-    """Return `fn` as it is to be called where variables of other libraries need help."""
+    """Return `fn` wrapped by the bridges, so that variables of other libraries work in it."""
     for bridge in _loaded():
         fn = bridge.surround(fn)
     return fn
 
 
 def suspended() -> AbstractContextManager[object]:
-    """Return a context in which others may use the same objects."""
+    """Return a context in which other code may use the same objects."""
     bridges = _loaded()
     if not bridges:
         return nullcontext()
@@ -111,7 +111,7 @@ def suspended() -> AbstractContextManager[object]:
 
 
 def variable_of(value: object) -> Any:
-    """Return the variable that stands for one of another library; anything else as it is."""
+    """Return the variable that stands for one of another library, and anything else unchanged."""
     for bridge in _loaded():
         found = bridge.variable(value)
         if found is not None:
@@ -127,14 +127,14 @@ def fingerprint(
 
 
 def examine(constants: Sequence[object], variables: Sequence[Variable]) -> None:
-    """Refuse constants of a program that are variables which were not found."""
+    """Refuse constants of a program that are in fact variables which tracing did not find."""
     for bridge in _loaded():
         bridge.examine(constants, variables)
 
 
 @final
 class _LateImports(MetaPathFinder):
-    """A hook for libraries imported after a scope was entered, when nothing would ask again."""
+    """A hook for libraries imported after a scope was entered, which nothing else would notice."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path) if fullname in _MODULES else None
@@ -145,7 +145,7 @@ class _LateImports(MetaPathFinder):
 
 @final
 class _ThenFollow(Loader):
-    """A loader that loads a module as another does, and has its bridge follow."""
+    """A loader that delegates to another loader, and then has the module's bridge follow."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

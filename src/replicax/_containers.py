@@ -1,8 +1,8 @@
 """Containers that JAX treats as leaves: mappings, dict subclasses, dataclasses, `attrs` classes.
 
 `opened` wraps them for `jax.tree`, which then takes them apart; putting them together again gives
-an object of their own class. Nothing is registered with JAX: a class can be registered only once,
-and the user may want to do that.
+an object of the original class. The classes are not registered with JAX: that is possible only
+once per class, and the user may want to do it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from replicax.errors import InvalidType
 
-# Classes of these are known to JAX where they hold data; the others are settings and the like.
+# JAX already knows the classes of these libraries that hold data; the others are settings and such.
 _OWN_LIBRARIES = ("jax", "jaxlib", "numpy", "replicax")
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 _BESIDE_ARRAYS = (type(None), bool, int, float, complex, str, bytes)
@@ -32,7 +32,7 @@ class _Kind(ABC):
 
     @abstractmethod
     def is_more(self, value: object) -> bool:
-        """Tell whether it has attributes that would be lost."""
+        """Tell whether `value` has attributes that would be lost."""
 
     @abstractmethod
     def names(self, value: object) -> tuple[object, ...]:
@@ -43,7 +43,7 @@ class _Kind(ABC):
 
     @abstractmethod
     def key(self, name: object) -> Hashable:
-        """Return how a path shows the name."""
+        """Return the JAX key that shows the name in a path."""
 
     @abstractmethod
     def build(self, cls: type, names: Sequence[object], values: Sequence[object]) -> object: ...
@@ -51,13 +51,13 @@ class _Kind(ABC):
 
 @final
 class _MappingKind(_Kind):
-    """The rules of a mapping, which is made again by its class, given a dict."""
+    """The rules of a mapping, which is rebuilt by calling its class with a dict."""
 
     def __init__(self, cls: type) -> None:
         self._ordered = issubclass(cls, OrderedDict)
         try:
             self._usual = set(getattr(cls({}), "__dict__", ()))
-        except Exception:  # whatever it wants instead of a dict
+        except Exception:  # the class cannot be called with a dict, for whatever reason
             self._usual = None
 
     def is_more(self, value: object) -> bool:
@@ -67,7 +67,7 @@ class _MappingKind(_Kind):
         if self._ordered:
             return tuple(value)
         try:
-            return tuple(sorted(value))  # as those of a dict, whose order says nothing
+            return tuple(sorted(value))  # as JAX does for a dict, whose order means nothing
         except TypeError:
             return tuple(value)
 
@@ -116,7 +116,7 @@ class _RecordKind(_Kind):
         return jax.tree_util.GetAttrKey(name)
 
     def build(self, cls: type, names: Sequence[Any], values: Sequence[Any]) -> Any:
-        # Without `__init__`, which may check or convert what is a tracer or a per-replica value.
+        # `__init__` is bypassed, as it may check or convert tracers and per-replica values.
         record = object.__new__(cls)
         for name, value in zip(names, values, strict=True):
             object.__setattr__(record, name, value)
@@ -124,11 +124,11 @@ class _RecordKind(_Kind):
 
 
 _kinds: dict[type, _Kind] = {}
-_plain: set[type] = set()  # the classes that were seen, and are not containers
+_plain: set[type] = set()  # the classes seen so far that are not containers
 
 
 def has_none(leaves: Sequence[object]) -> bool:
-    """Tell whether no leaf can be a container: 0.4 us for a batch, asked in every step."""
+    """Tell whether no leaf can be a container; this takes 0.4 us per batch, on every step."""
     return set(map(type, leaves)) <= _plain
 
 
@@ -153,7 +153,7 @@ def _found_kind(cls: type) -> _Kind | None:
 
 
 def record_fields(cls: type) -> list[str] | None:
-    """Return the fields of a dataclass or of a class made by `attrs`; None for other classes."""
+    """Return the fields of a dataclass or an `attrs` class, or None for other classes."""
     if dataclasses.is_dataclass(cls):
         return [field.name for field in dataclasses.fields(cls)]
     attributes = getattr(cls, "__attrs_attrs__", None)
@@ -161,11 +161,11 @@ def record_fields(cls: type) -> list[str] | None:
 
 
 def is_container(value: object, *, data_only: bool, is_leaf: IsLeaf) -> bool:
-    """Tell whether JAX takes `value` for a leaf, and it is one of these.
+    """Tell whether `value` is a container that JAX takes for a leaf.
 
-    With `data_only`, it must hold arrays, numbers and texts, and nothing else: a function that is
-    given an object with variables, with plain objects or with attributes besides its fields expects
-    the object itself.
+    With `data_only`, it must hold only arrays, numbers and strings: a function that is given an
+    object with variables, plain objects, or attributes other than its fields expects the object
+    itself.
     """
     kind = _kind_of(value)
     if kind is None or is_leaf(value):
@@ -214,7 +214,7 @@ def _has(value: Any, name: Any, kind: _Kind) -> bool:
 
 
 def opened(nest: object, *, data_only: bool, is_leaf: IsLeaf) -> object:
-    """Return the nest such that `jax.tree` takes its containers apart; itself if it has none."""
+    """Return the nest with its containers wrapped for `jax.tree`; unchanged if it has none."""
 
     def is_one(leaf: object) -> bool:
         return is_container(leaf, data_only=data_only, is_leaf=is_leaf)
@@ -231,7 +231,7 @@ def opened(nest: object, *, data_only: bool, is_leaf: IsLeaf) -> object:
 
 @final
 class _Opened:
-    """A container while `jax.tree` takes it apart; put together again, it is the container."""
+    """A wrapper that lets `jax.tree` take a container apart; put together, it is the container."""
 
     __slots__ = ("data_only", "is_leaf", "value")
 

@@ -1,8 +1,8 @@
 """The context of the running code: the only ambient state of replicax.
 
 It is one frozen frame in one `ContextVar`. The outermost frame is the replica context of the
-default strategy, which `strategy is None` stands for; `scope`, `run`, `merge_call` and `update` put
-another one in its place and take it away again. A new thread starts at the outermost frame.
+default strategy, which `strategy is None` stands for; `scope`, `run`, `merge_call` and `update`
+replace it with another one and then restore it. A new thread starts at the outermost frame.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Frame:
 
     `replica` is set in replica context and `copy`, the copy of the variables being updated, in
     update context. `colocate_with` and `partition` say how new variables are placed.
-    `overlay` holds values that variables have for a differentiated function only, `transaction`
-    what to restore should the running function fail, `program` the program that is being traced;
-    `uneven` says that a compiled function runs eagerly because its replicas differ; `runs` compiles
-    what a compiled function with a loop over elements gives to `run`; in a `rehearsal` all
-    functions run eagerly, and elements of iterators are shown without being taken.
+    `overlay` holds the values that variables have only within a differentiated function,
+    `transaction` what to restore if the running function fails, and `program` the program that is
+    being traced. `uneven` says that a compiled function runs eagerly because its replicas differ;
+    `runs` compiles the functions that a compiled function with a loop over elements gives to `run`;
+    in a `rehearsal` all functions run eagerly, and iterators show elements without taking them.
     """
 
     strategy: StrategyLike | None = None

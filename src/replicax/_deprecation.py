@@ -1,4 +1,4 @@
-"""Names that work, and that new programs should not use."""
+"""Names that still work, but that new programs should not use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def deprecated(
 
 
 def frames_to_the_user() -> int:
-    """Return how many frames up the code is that is not ours, for `warnings.warn` of the caller."""
+    """Return the `stacklevel` that makes the caller's `warnings.warn` point at the user's code."""
     level, frame = 1, sys._getframe(1)
     while frame is not None and _is_ours(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""Values in the words of a message."""
+"""Descriptions of values for messages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-_FIRST = 3  # numbers of an array that a message shows
-_MANY_BITS = 10_000  # Python refuses to write numbers of more than 4,300 digits
+_FIRST = 3  # how many numbers of an array a message shows
+_MANY_BITS = 10_000  # Python refuses to print integers of more than 4,300 digits
 
 
 def described(value: object) -> str:
-    """Return a value in words: an array by its shape, dtype and first numbers, never whole."""
+    """Describe a value in words: an array by its shape, dtype and first numbers, never in full."""
     return _words.repr(value)
 
 

@@ -1,4 +1,4 @@
-"""The words of the API: how replicas combine, and when copies are brought together."""
+"""The words of the API: how values are combined, when copies are brought together, and so on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from replicax.errors import InvalidArgument
 class _Word(enum.Enum):
     """An enumeration whose members are also accepted by name, which is case-insensitive.
 
-    The type of each, as users give it, lists the names in upper and in lower case: `ReduceOpLike`.
+    For each one, the type of what users may pass, such as `ReduceOpLike`, lists the names in upper
+    and in lower case.
     """
 
     @classmethod
@@ -48,8 +49,8 @@ class ReduceOp(_Word):
 
     @classmethod
     def _words(cls) -> tuple[str, ...]:
-        # Those of the reference, where any other word is a `ValueError`. The ops that it does not
-        # have are asked for by their members.
+        # Only the words of the reference are accepted; there any other is a `ValueError`. Ops that
+        # it does not have must be given as members.
         return "SUM", "MEAN"
 
 
@@ -60,8 +61,8 @@ class GradientReduction(_Word):
     """The way in which the gradients of the replicas become those that an optimizer applies.
 
     SUM: for losses that are divided by the size of the global batch. MEAN: for losses that are
-    means over the replica's own rows; weighted by these rows where they are known. NONE: for
-    gradients that are equal on all replicas already.
+    means over the replica's own rows; weighted by the number of rows where that is known. NONE: for
+    gradients that are already equal on all replicas.
 
     >>> import replicax as rx
     >>> rx.GradientReduction.parse("mean")
@@ -144,7 +145,7 @@ ReplicationModeLike: TypeAlias = (
 class PartialBatches(_Word):
     """The way in which a batch with fewer rows than a full one is divided over the replicas.
 
-    EVEN: as evenly as possible, as every batch is. IN_ORDER: each replica takes its share of a
+    EVEN: as evenly as possible, like every other batch. IN_ORDER: each replica takes its share of a
     full batch, in order, until the rows run out.
     """
 

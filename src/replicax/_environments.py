@@ -5,7 +5,8 @@ from __future__ import annotations
 from replicax import cluster_resolver
 from replicax.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 
-# In the order of the imports of `cluster_resolver`. Resolvers without signs must be given.
+# They are in the order of the imports in `cluster_resolver`. Resolvers without signs cannot be
+# detected, so callers must pass them.
 ENVIRONMENTS: tuple[type[ClusterResolver], ...] = tuple(
     thing
     for thing in vars(cluster_resolver).values()
@@ -14,6 +15,6 @@ ENVIRONMENTS: tuple[type[ClusterResolver], ...] = tuple(
 
 
 def default_resolver() -> ClusterResolver:
-    """Return the resolver of the first environment that is here; else one that finds no cluster."""
+    """Return the resolver of the first environment detected, or one that finds no cluster."""
     here = (environment for environment in ENVIRONMENTS if not environment._signs.missing)
     return next(here, TFConfigClusterResolver)()

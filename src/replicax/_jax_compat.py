@@ -1,6 +1,6 @@
 """Everything that depends on JAX's version or on its private parts.
 
-Tested with JAX 0.10.1 and 0.12.0.1; whatever differs between versions says which one it is for.
+Tested with JAX 0.10.1 and 0.12.0.1; code that differs between versions says which one it is for.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def thread_configuration() -> Callable[[], AbstractContextManager[None]]:
     """Capture this thread's settings from JAX context managers, for another thread to enter.
 
     Why: `jax.default_matmul_precision("highest")`, `jax.enable_x64()`, `jax.disable_jit()` and
-    their like are thread-local. A replica that runs on a thread of ours must compute under the
+    the like are thread-local. A replica that runs on a thread of ours must compute under the
     settings of the thread that called `run`, and JAX has no public way to carry them over.
     """
     unset = _config.config_ext.unset
@@ -68,14 +68,14 @@ _started_at: list[str] = []
 
 
 def backends_are_initialized() -> bool:
-    """Tell whether JAX has looked for devices. Public functions find out by doing it."""
+    """Tell whether JAX has looked for devices. Public functions would make it look."""
     return _xla_bridge.backends_are_initialized()
 
 
 def note_where_backend_starts() -> None:
     """Remember which line of the program makes JAX look for devices, for a message.
 
-    Why: workers must come together before that, and JAX says only that it is too late.
+    Why: workers must connect before that, and JAX says only that it is too late.
     """
     if not backends_are_initialized():
         _xla_bridge.register_backend_factory("cpu", _noting_cpu_client, priority=0)
@@ -87,12 +87,12 @@ def backend_started_at() -> str:
 
 
 def make_cpu_collectives(host: str) -> object:
-    """Make Gloo listen on `host`, an address of this machine; after `jax.distributed.initialize`.
+    """Make Gloo listen on `host`, an address of this machine.
 
-    Why: it listens on the address of the machine's own name, which on a loopback cluster is more
-    than it should, and in a container or a network namespace may be one that cannot be reached.
-    JAX has the parameter, and no setting for it. It listens from now on, and does not connect
-    before the first collective.
+    Why: by default it listens on the address of the machine's own name, which exposes a loopback
+    cluster to the network, and in a container or a network namespace may be unreachable. JAX has
+    the parameter, but no setting for it. Call this after `jax.distributed.initialize`. Gloo listens
+    from now on, but does not connect before the first collective.
     """
     return _jax.make_gloo_tcp_collectives(
         distributed_client=_distributed.global_state.client, hostname=host
@@ -100,7 +100,7 @@ def make_cpu_collectives(host: str) -> object:
 
 
 def use_cpu_collectives(collectives: object) -> None:
-    """Make the CPU backend use these collectives; before it is started."""
+    """Make the CPU backend, which must not have started yet, use these collectives."""
     factory = functools.partial(_xla_bridge.make_cpu_client, collectives)
     _xla_bridge.register_backend_factory("cpu", factory, priority=0)
 
@@ -108,9 +108,9 @@ def use_cpu_collectives(collectives: object) -> None:
 def keep_programs_of_all_workers() -> None:
     """Have JAX's persistent compilation cache keep what each process compiles for CPUs.
 
-    Why: JAX writes for process 0 only, as programs of accelerators are the same for all processes.
-    Those of CPUs are not: the key of one has its process in it, so all others compiled again. JAX
-    that does it in another way is left alone.
+    Why: JAX writes on process 0 only, as accelerator programs are the same for all processes. CPU
+    programs are not: their keys contain the process, so all other processes would compile again. A
+    version of JAX that does this in another way is left alone.
     """
     original = getattr(_compiler, "_cache_write", None)
     if original is None or getattr(original, "__module__", None) != _compiler.__name__:
@@ -128,8 +128,8 @@ def keep_programs_of_all_workers() -> None:
 def only_errors_logged() -> Iterator[None]:
     """Keep warnings of XLA off stderr for a `with` block.
 
-    Why: JAX warns of a feature of its coordination service that is used on purpose, and XLA takes
-    no notice of the environment variable for this once it has been loaded.
+    Why: JAX warns of a feature of its coordination service that is used on purpose, and XLA ignores
+    the environment variable for this once it has been loaded.
     """
     usual = _log_level(os.environ.get("TF_CPP_MIN_LOG_LEVEL", ""))
     _utils.absl_set_min_log_level(max(usual, 2))
@@ -140,17 +140,17 @@ def only_errors_logged() -> Iterator[None]:
 
 
 def _log_level(text: str) -> int:
-    """Return the level that XLA reads from the text: 0 where there is no number, 3 at most."""
+    """Return the level that XLA reads from the text: 0 if there is no number, and 3 at most."""
     found = re.match(r"\s*(\d{1,3})", text)
     return min(int(found[1]), 3) if found else 0
 
 
 def abandon_distributed_runtime() -> None:
-    """Let the process end without taking leave of the other processes.
+    """Let the process end without signing off from the other processes.
 
-    Why: JAX signs off at exit, and if the process with the service has ended, that aborts
-    with a trace of C++, and the program's own exit code is lost. So does the destructor: the
-    objects must outlive the interpreter.
+    Why: JAX signs off at exit, and if the process with the service has ended, that aborts with a
+    C++ trace, and the program's own exit code is lost. The destructors do the same, so the objects
+    must outlive the interpreter.
     """
     state = _distributed.global_state
     for thing in (state.client, state.service):
@@ -167,11 +167,11 @@ def _noting_cpu_client() -> object:
 
 
 def derivative_rules(parameters: Mapping[str, object]) -> tuple[Any, ...] | None:
-    """Return the user's rules behind a `custom_jvp_call` or `custom_vjp_call`, if they show.
+    """Return the user's rules behind a `custom_jvp_call` or `custom_vjp_call`, if they are found.
 
-    Why: two traces of one function have equal jaxprs but for these parameters, which are new
+    Why: two traces of one function have equal jaxprs apart from these parameters, which are new
     objects each time. To tell that the traces mean the same, one must compare the rules
-    themselves, and JAX keeps them inside closures. None when JAX keeps them elsewhere.
+    themselves, which JAX keeps inside closures. The result is None if JAX keeps them elsewhere.
     """
     try:
         if "jvp_jaxpr_fun" in parameters:
@@ -197,9 +197,9 @@ def _captured(function: Any, name: str) -> Any:
 
 
 def all_gather(array: jax.Array, axis_name: str) -> jax.Array:
-    """Stack an array over a mesh axis, as `jax.lax.all_gather` does, also one of random keys.
+    """Stack an array over a mesh axis, as `jax.lax.all_gather` does, even one of random keys.
 
-    Why: JAX (0.10.1 to 0.12.0.1) makes a program of it for keys that its own verifier refuses.
+    Why: for keys, JAX (0.10.1 to 0.12.0.1) makes a program that its own verifier refuses.
     """
     if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.lax.all_gather(array, axis_name)
@@ -207,7 +207,7 @@ def all_gather(array: jax.Array, axis_name: str) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
 
 
-# In JAX 0.12 a jaxpr has its constants with it, and `ClosedJaxpr` is another name of `Jaxpr`.
+# In JAX 0.12 a jaxpr contains its constants, and `ClosedJaxpr` is another name for `Jaxpr`.
 _CONSTANTS_INSIDE = ClosedJaxpr is Jaxpr
 _untraced = get_opaque_trace_state()
 # In JAX 0.12 every argument of a primitive is first converted to an array.
@@ -222,14 +222,14 @@ def without_constants(jaxpr: ClosedJaxpr) -> Jaxpr:
 
 
 def with_constants(jaxpr: Jaxpr, constants: Sequence[object]) -> ClosedJaxpr:
-    """Return a jaxpr of `without_constants` with these constants."""
+    """Return a jaxpr from `without_constants`, closed over these constants."""
     if _CONSTANTS_INSIDE:
         return jaxpr.with_consts(constants)  # pyright: ignore[reportAttributeAccessIssue]  as above
     return ClosedJaxpr(jaxpr, constants)
 
 
 def closed_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
-    """Return a jaxpr that is a parameter of an equation as a closed one."""
+    """Return a jaxpr from the parameters of an equation as a closed one."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else with_constants(jaxpr, ())
 
 
@@ -242,7 +242,7 @@ def jaxprs_within(parameters: Mapping[str, object]) -> list[Jaxpr | ClosedJaxpr]
 
 
 def constants_in(jaxpr: Jaxpr | ClosedJaxpr) -> list[Any]:
-    """Return the values that a program closes over, wherever in it they are used."""
+    """Return the values that a program, or any jaxpr within it, closes over."""
     found = list(getattr(jaxpr, "consts", ()))
     for equation in jaxpr.eqns:
         for inner in jaxprs_within(equation.params):
@@ -251,7 +251,7 @@ def constants_in(jaxpr: Jaxpr | ClosedJaxpr) -> list[Any]:
 
 
 def calls_python(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
-    """Return whether a program has callbacks, anywhere in it."""
+    """Return whether a program has callbacks anywhere in it."""
     return any(
         "callback" in equation.primitive.name
         or equation.primitive.name == "debug_print"
@@ -261,9 +261,9 @@ def calls_python(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
 
 
 def users_line_of(equation: JaxprEqn) -> str:
-    """Return where the user's program has made an equation, as " (file:line)"; "" if unknown.
+    """Return the user's line that made an equation, as " (file:line)", or "" if unknown.
 
-    Why: an error names the culprit. The traceback of an equation has no public name.
+    Why: an error should name the culprit, and the traceback of an equation has no public name.
     """
     traceback = getattr(getattr(equation, "source_info", None), "traceback", None)
     for frame in getattr(traceback, "frames", ()):
@@ -290,8 +290,8 @@ def mapped_axes(parameters: Mapping[str, Any]) -> frozenset[str]:
 def apply_equation(equation: JaxprEqn, operands: Sequence[object]) -> list[Any]:
     """Return the results of one equation of a jaxpr.
 
-    JAX documents interpreters of jaxprs, but the context of an equation (which mesh is set, how
-    random numbers are divided) is an attribute that it does not.
+    JAX documents interpreters of jaxprs, but not the attribute that holds the context of an
+    equation (which mesh is set, how random numbers are divided).
     """
     parameters = equation.primitive.get_bind_params(equation.params)
     with equation.ctx.manager, named_as(equation):
@@ -300,10 +300,10 @@ def apply_equation(equation: JaxprEqn, operands: Sequence[object]) -> list[Any]:
 
 
 def named_as(equation: JaxprEqn) -> AbstractContextManager[None]:
-    """Return a context whose equations are in the named scopes of another equation.
+    """Return a context that puts new equations into the named scopes of another equation.
 
-    Why: profiles show these names, and tell the backward pass by them. JAX keeps them when it
-    computes equations again, in a context manager that is private.
+    Why: profiles show these names, and the backward pass is recognised by them. JAX keeps them when
+    it evaluates equations again, but by a context manager that is private.
     """
     names = _source_info_util.current_name_stack() + equation.source_info.name_stack
     return _source_info_util.set_name_stack(names)
@@ -312,7 +312,7 @@ def named_as(equation: JaxprEqn) -> AbstractContextManager[None]:
 def is_of_backward_pass(equation: JaxprEqn) -> bool:
     """Tell whether an equation is part of the backward pass of a derivative.
 
-    Why: JAX says so in the names of equations only, which are private.
+    Why: JAX says so only in the names of equations, which are private.
     """
     return any(
         isinstance(each, _source_info_util.Transform) and each.name == "transpose"
@@ -362,15 +362,15 @@ def shard_map_of(program: ClosedJaxpr) -> ShardMapCall:
 
 
 def is_tracing() -> bool:
-    """Return whether a transformation of JAX is at work here."""
+    """Return whether this code runs inside a JAX transformation."""
     return get_opaque_trace_state() != _untraced
 
 
 def without_mesh(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Make a function run as if no mesh were set by `jax.set_mesh`.
 
-    Why: strategies have a mesh of their own, and JAX refuses arrays and programs over other devices
-    than those of the mesh that is set. `jax.set_mesh(None)` is understood, and not documented.
+    Why: strategies have a mesh of their own, and JAX refuses arrays and programs over devices other
+    than those of the mesh that is set. `jax.set_mesh(None)` works, but is not documented.
     """
 
     @functools.wraps(function)
@@ -390,9 +390,9 @@ def accept_as_array(
 ) -> None:
     """Make every function of JAX take objects of a class, and of its subclasses, as arrays.
 
-    `known_of` gives what is known of the array without computing anything.
+    `known_of` returns what is known of the array without computing anything.
 
-    Why: `__jax_array__` serves the functions that convert their arguments. Jitted ones (most of
+    Why: `__jax_array__` is enough for functions that convert their arguments. Jitted ones (most of
     `jax.numpy`) and primitives (`jax.lax`) refuse an object that has it, and the public way around
     that, a pytree node, would take apart what must stay a leaf in nests.
     """
@@ -406,10 +406,10 @@ def accept_as_array(
         _core.pytype_aval_mappings[kind] = lambda value: _core.typeof(known_of(value))
         return
 
-    # JAX 0.10 canonicalizes Python and NumPy numbers only. What is traced asks the values that it
-    # meets for `dimension_as_value`, which exists for symbolic dimensions; so a whole number,
-    # which may be one (`jnp.linspace(0, 1, variable)`), must not have it. What differentiates asks
-    # for nothing, and would take the object for a constant.
+    # JAX 0.10 canonicalizes only Python and NumPy numbers. Tracing asks values for
+    # `dimension_as_value`, which exists for symbolic dimensions; so an integer, which may itself be
+    # a dimension (`jnp.linspace(0, 1, variable)`), must not have it. Differentiation asks for
+    # nothing, and would take the object for a constant.
     def as_dimension(value: object) -> Callable[[], jax.Array] | None:
         return None if may_be_dimension(value) else functools.partial(array_of, value)
 
@@ -422,7 +422,7 @@ def accept_as_array(
         traced = isinstance(known, Tracer)
         overlooked = traced and not isinstance(known, DynamicJaxprTracer)
         if overlooked or (may_be_dimension(value) and is_tracing()):
-            # No `TypeError`, in the place of whose message JAX puts one of its own.
+            # This is not a `TypeError`, whose message JAX would replace with one of its own.
             raise InvalidArgument(
                 f"A {type(value).__name__} of shape {known.shape} and dtype {known.dtype} was "
                 "given to a function of `jax.lax`, or to a jitted one, inside of a JAX "
@@ -435,7 +435,7 @@ def accept_as_array(
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
-    """Return the array such that JAX moves it to wherever it is used; it shares the memory.
+    """Return the array, in the same memory, as one that JAX moves to wherever it is used.
 
     Why: arrays that are computed from committed ones are committed, and mixing them with those of
     another device is an error. The public way to undo that is a round trip through the host.

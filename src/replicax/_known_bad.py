@@ -27,10 +27,10 @@ class Defect:
 
     Args:
       versions: The versions, spelled out.
-      platform: The platform of the devices on which it shows.
+      platform: The platform of the devices on which it occurs.
       symptom: What happens, as the end of a sentence about jaxlib.
       thread: The public thread about it; empty if none is known.
-      cure: The XLA flag with which it does not happen; empty if there is none.
+      cure: The XLA flag that prevents it; empty if there is none.
     """
 
     versions: tuple[str, ...]
@@ -102,9 +102,9 @@ def advice() -> str:
 
 
 def missing_cures() -> list[str]:
-    """Return the XLA flags that would cure the installed jaxlib, and can be added to those set.
+    """Return the XLA flags that would cure the installed jaxlib and can be added to XLA_FLAGS.
 
-    A flag that the user has set to another value is left alone, and so is the name of a file.
+    A flag that the user has set to another value is left alone; so is XLA_FLAGS if it names a file.
     """
     flags = _flags()
     if flags and not flags[0].startswith("-"):

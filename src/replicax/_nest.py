@@ -28,9 +28,9 @@ class AlwaysLeaf:
     __slots__ = ()
 
 
-# Opaque classes are those of other libraries whose objects have an identity, and are pytrees as
-# well. Functions get them, and return them, as they are; where arrays are combined, they are nests
-# like others.
+# Opaque classes are classes of other libraries whose objects have an identity but are pytrees too.
+# Functions receive and return the objects whole; where arrays are combined, they are nests like
+# any other.
 _opaque_classes: tuple[type, ...] = ()
 
 
@@ -45,8 +45,8 @@ def is_opaque(value: object) -> bool:
     return _is_opaque_class(type(value))
 
 
-# It goes by the parents: `issubclass` of a class of `abc` looks at all of its children, which for
-# those of NNX takes longer than all else that is done with the arguments of a first step.
+# This compares parents: `issubclass` of an `abc` class looks at all of its subclasses, which for
+# those of NNX takes longer than all other handling of the arguments of a first step.
 @functools.cache
 def _is_opaque_class(cls: type) -> bool:
     return not set(_opaque_classes).isdisjoint(cls.__mro__)
@@ -65,9 +65,9 @@ def flatten(
 ) -> tuple[list[Leaf], PyTreeDef]:
     """Return the leaves and the structure.
 
-    With `keep_opaque`, which is for what functions get and return, objects of opaque classes are
-    leaves. Containers that JAX does not know are taken apart if they are data and nothing else, or
-    with `everything` in any case.
+    With `keep_opaque`, which is for arguments and results of functions, objects of opaque classes
+    are leaves. Containers that JAX does not know are taken apart if they hold only data or, with
+    `everything`, always.
     """
     leaves, structure = jax.tree.flatten(nest, is_leaf=_leaf_test(keep_opaque))
     if has_none(leaves):

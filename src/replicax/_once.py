@@ -1,4 +1,4 @@
-"""Messages that the user sees once, and not again."""
+"""Messages that the user sees only once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, final
 
 @final
 class _Said:
-    """The topics already mentioned, per process and per object for as long as that lives."""
+    """The topics already mentioned, per process or, while it lives, per object."""
 
     def __init__(self) -> None:
         self._topics: set[object] = set()
@@ -26,7 +26,7 @@ _said = _Said()
 
 
 def first_time(topic: object, about: Any = None) -> bool:
-    """Tell whether a topic comes up for the first time: in this process or, if given, of an object.
+    """Tell whether a topic comes up for the first time, in this process or about a given object.
 
     >>> from replicax._once import first_time
     >>> class Thing:

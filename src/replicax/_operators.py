@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-# Functions of `jax.numpy` accept whatever has `__jax_array__`, but their types name classes only.
-# So that type checkers accept these objects where arrays are accepted, they take them for arrays.
+# Functions of `jax.numpy` accept anything with `__jax_array__`, but their annotations name only
+# classes. Type checkers accept these objects as arguments because to them they are arrays.
 if TYPE_CHECKING:
 
     class _Array(jax.Array):
@@ -25,7 +25,7 @@ else:
     _Array = object
 
 
-# Type checkers find the signatures of the operators in the base.
+# Type checkers find the signatures of the operators in the base class.
 def _unary(function: Callable[[Any], jax.Array]) -> Any:
     def method(self: Arithmetic) -> jax.Array:
         return function(self.__jax_array__())

@@ -1,4 +1,4 @@
-"""Opening files that must be files."""
+"""Opening files that must be regular files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import stat
 
 
 def open_plain(path: str | os.PathLike[str], flags: int, *, dir_fd: int | None = None) -> int:
-    """Return a descriptor of a regular file; raise an OSError if there is something else.
+    """Return a descriptor of a regular file; raise an OSError for anything else.
 
     Opening a FIFO would wait until another process opens its other end, perhaps forever.
 
     Args:
       path: The file.
-      flags: Those of `os.open`.
+      flags: The flags for `os.open`.
       dir_fd: A descriptor of the directory that a relative path starts from.
     """
     opened = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=dir_fd)

@@ -1,16 +1,17 @@
 """The state of the whole process: every module-level name that changes, and its reason.
 
 `tests/test_process_state.py` finds these names in the source and compares them with this list, so a
-new one needs a line here. What is not here is kept by an object that users hold.
+new one needs a line here. All other state is kept by objects that users hold.
 
-What belongs together is one object, with its lock. Entries about objects that are not ours to
-change end with these, and are written by the thread that uses the object, so they need no lock.
+State that belongs together is one object, with its lock. Entries about objects that are not ours to
+change last only as long as the object, and are written by the thread that uses it, so they need no
+lock.
 
-Three kinds follow a rule, and need no reason each:
+Three kinds follow a rule, and need no individual reason:
 
-- `CACHES`: functions, or tables of classes, that remember results which follow from their arguments
-  alone. Another thread can at worst compute one again.
-- `MADE_ONCE`: functions without arguments that make, or register, the one thing of its kind when it
+- `CACHES`: functions, or tables keyed by class, that remember results which depend on the arguments
+  alone. At worst, another thread computes one again.
+- `MADE_ONCE`: functions without arguments that make or register the only object of its kind when it
   is first needed.
 - Names in capital letters are constants.
 

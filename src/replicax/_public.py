@@ -1,4 +1,4 @@
-"""The public module of names that private files define."""
+"""Publication of names that private files define."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def publish(namespace: dict[str, Any]) -> None:
-    """Make the names of a module claim it as theirs: in tracebacks, `repr` and documentation.
+    """Make names claim a public module as theirs: in tracebacks, `repr` and documentation.
 
     Args:
       namespace: The `globals()` of a public module.

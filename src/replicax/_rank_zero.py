@@ -1,4 +1,4 @@
-"""Rank 0, which is the first worker here: `rx.print` and `rx.is_first_worker`."""
+"""Rank 0, called the first worker here: `rx.print` and `rx.is_first_worker`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from replicax import cluster
 
 
 def is_first_worker() -> bool:
-    """Tell whether this process is the first of its workers, or the only one.
+    """Tell whether this process is the first worker, or the only one.
 
-    For what should happen once, such as logging; but not for anything in which workers must
+    Use it for what should happen once, such as logging, but not for anything in which workers must
     take part together, such as `strategy.reduce` or reading an ON_READ variable.
 
     >>> import replicax as rx

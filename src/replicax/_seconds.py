@@ -1,4 +1,4 @@
-"""Lengths of time that callers give."""
+"""Durations that callers give."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numbers
 from replicax._describing import described
 from replicax.errors import InvalidArgument
 
-# More is a mistake or means "forever", and overflows where C counts the time.
+# A longer time is a mistake or means "forever", and overflows where C counts it.
 _LONGEST = 366 * 24 * 3600
 
 
@@ -16,8 +16,8 @@ def require_seconds(name: str, value: object, *, zero: bool = True, unlimited: b
     """Refuse anything but a number of seconds that can be waited for.
 
     Args:
-      name: What the caller knows it by.
-      value: What was given.
+      name: The name by which the caller knows it.
+      value: The value given.
       zero: Whether it may be 0.
       unlimited: Whether it may be infinity, which means that there is no limit.
 
@@ -40,7 +40,7 @@ def require_seconds(name: str, value: object, *, zero: bool = True, unlimited: b
 
 
 def _as_float(value: object) -> float:
-    """Return a number as a float; NaN, which no comparison is true of, if it is none."""
+    """Return a number as a float, or NaN, which fails every comparison, for anything else."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return math.nan
     try:

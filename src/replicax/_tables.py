@@ -1,4 +1,4 @@
-"""Tables on a terminal. `rich` takes 50 ms to import, so this is imported when one is shown."""
+"""Tables on a terminal. `rich` takes 50 ms to import, so import this only to show a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def empty_table(title: str) -> Table:
-    """Return a table without columns, in the style that all of ours have."""
+    """Return a table without columns, in the style of all our tables."""
     return Table(
         title=title,
         title_justify="left",
@@ -22,7 +22,7 @@ def empty_table(title: str) -> Table:
 
 
 def as_text(shown: RenderableType) -> str:
-    """Return the text as on a terminal of 100 columns, without colours."""
+    """Return what a terminal of 100 columns would show, without colours."""
     file = io.StringIO()
     Console(file=file, width=100, color_system=None).print(shown)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from replicax.variables import Variable, VariablePlacement
 
 ArrayLike: TypeAlias = "jax.Array | np.ndarray | np.generic | bool | int | float | complex"
-# A JAX pytree: an array, or containers of arrays and other objects. Python's types cannot say that
-# of classes that are registered with JAX, so to type checkers it is anything.
+# A JAX pytree: an array, or containers of arrays and other objects. Python's types cannot express
+# which classes are registered with JAX, so to type checkers it is anything.
 Nest: TypeAlias = Any
-# A leaf of a nest: an array, a variable, a distributed value, or any other object of the user.
+# A leaf of a nest: an array, a variable, a distributed value, or any other object of the user's.
 Leaf: TypeAlias = Any
 # A dataset of Grain, `tf.data` or PyTorch, a list or another re-iterable, or a function that
 # returns an iterator.
 DatasetLike: TypeAlias = Any
 # None, booleans, numbers and strings, and lists and dicts of these, as JSON has them.
 Json: TypeAlias = Any
-# What the storage of a variable keeps: an array, a `Mirrored`, a `PerReplica`, or what a storage of
-# the user's own keeps. In a program that is being traced, the same of tracers.
+# The content of a variable's storage: an array, a `Mirrored`, a `PerReplica`, or whatever a
+# user-defined storage keeps. In a program that is being traced, it is made of tracers.
 State: TypeAlias = Any
 # For functions that return a nest of the same structure as one they are given. Distributed values
-# and variables are arrays to type checkers (`_operators.py`), so that this says all that they need:
-# a function given to `run` returns `jax.Array`s, and `run` what stands for those of all replicas.
+# and variables are arrays to type checkers (`_operators.py`), so this says all that they need: a
+# function given to `run` returns `jax.Array`s, and `run` values that stand for those of all
+# replicas.
 Values = TypeVar("Values")
 DeviceLike: TypeAlias = "str | jax.Device"
 
@@ -72,7 +73,7 @@ class ProgramLike(Protocol):
 
     @property
     def collectives(self) -> Collectives | None:
-        """The collectives inside; None where they are the same as outside of programs."""
+        """The collectives inside; None if they are the same as outside of programs."""
         ...
 
     @property
@@ -86,7 +87,7 @@ class ProgramLike(Protocol):
         ...
 
     def skips_computing(self) -> bool:
-        """Tell whether any numbers do for gradients and updates: a pass only finds variables."""
+        """Tell whether gradients and updates may be arbitrary: a pass only finds variables."""
         ...
 
     @property
@@ -121,7 +122,7 @@ class ProgramLike(Protocol):
         ...
 
     def loop(self) -> NoReturn:
-        """Say that the function goes through a dataset, in as many steps as that has."""
+        """Raise, because the function loops over a whole dataset, of whatever length."""
         ...
 
 
@@ -158,11 +159,11 @@ class Replica(Protocol):
         ...
 
     def once(self, label: str, make: Callable[[], Values]) -> Values:
-        """Make the first replica call `make` once for all, without waiting for the others."""
+        """Make the first replica call `make` on behalf of all, without waiting for the others."""
         ...
 
     def merge_call(self, fn: Callable[..., Nest], args: Sequence[Nest]) -> Nest:
-        """Do the same as `merge`, for values that may be anything."""
+        """Do the same as `merge`, for values of any kind."""
         ...
 
     def all_reduce(self, op: str, value: Nest) -> Nest:

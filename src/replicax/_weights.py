@@ -31,7 +31,7 @@ def real_array(value: object, method: str, argument: str) -> jax.Array:
 def weights_for(values: jax.Array, sample_weight: object, method: str) -> jax.Array:
     """Return the weights of all elements of `values`, in its shape and dtype.
 
-    Weights with fewer dimensions belong to the first ones: one weight per row is the weight of
+    Weights with fewer dimensions apply to the leading ones: one weight per row is the weight of
     every element of that row.
     """
     weights = real_array(sample_weight, method, "sample_weight").astype(values.dtype)

@@ -5,8 +5,8 @@ from replicax.cluster.resolvers._resolver import ClusterResolver as ClusterResol
 from replicax.cluster.resolvers._simple import SimpleClusterResolver as SimpleClusterResolver
 from replicax.cluster.resolvers._union import UnionResolver as UnionResolver
 
-# Environments in the order in which they are looked for, by strategies that are given no resolver
-# and by `replicax doctor` (`_environments.py`). A line makes one public and gives it a place.
+# Environments in the order in which strategies that are given no resolver, and `replicax doctor`,
+# look for them (`_environments.py`). A line here makes one public and gives it a place.
 # isort: off
 # fmt: off
 from replicax.cluster.resolvers._tf_config import TFConfigClusterResolver as TFConfigClusterResolver

@@ -1,4 +1,4 @@
-"""The exceptions of replicax, one tree.
+"""The exceptions of replicax, in one tree.
 
 Every class also derives from the built-in exception that a user of Python or
 of the reference API would catch, so `except ValueError` still works.
@@ -41,8 +41,8 @@ from typing import Any
 class ReplicaxError(Exception):
     """The base of all errors that replicax raises on purpose.
 
-    `follows_another` means that a worker raises it because another one has failed, whose own error
-    is the cause: the user should see that one first.
+    `follows_another` means that a worker raises it because another worker has failed. The error of
+    that worker is the cause, so the user should see it first.
     """
 
     follows_another = False
@@ -61,7 +61,7 @@ class CopiesDiffer(ReplicaxError, RuntimeError):
 
 
 class InconsistentTracing(ReplicaxError, RuntimeError):
-    """A function did something else when it was traced a second time."""
+    """A function did something different when it was traced a second time."""
 
 
 class AuditFailed(ReplicaxError, RuntimeError):
@@ -96,7 +96,7 @@ class ProgramMismatch(ReplicaxError, RuntimeError):
 
 
 class InputFailed(ReplicaxError, RuntimeError):
-    """The dataset of another worker failed, or a function in one's own raised StopIteration."""
+    """The dataset of another worker failed, or a function in this one's raised StopIteration."""
 
 
 class DeviceError(ReplicaxError, ValueError):
@@ -104,7 +104,7 @@ class DeviceError(ReplicaxError, ValueError):
 
 
 class InvalidArgument(ReplicaxError, ValueError):
-    """An argument has a value that cannot mean anything here."""
+    """An argument has a value that is meaningless here."""
 
 
 class ShapeMismatch(InvalidArgument):
@@ -128,7 +128,7 @@ class StructureMismatch(InvalidType):
 
 
 class MeetingInTrace(InvalidType):
-    """Eager replicas were to meet inside a JAX transformation, where they have no numbers."""
+    """Eager replicas tried to meet inside a JAX transformation, where they have no numbers."""
 
 
 class CheckpointError(ReplicaxError):
@@ -136,7 +136,7 @@ class CheckpointError(ReplicaxError):
 
 
 class SaveFailed(CheckpointError, RuntimeError):
-    """A checkpoint could not be written; those before it are as they were."""
+    """A checkpoint could not be written; earlier ones are unchanged."""
 
 
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
@@ -144,7 +144,7 @@ class CheckpointNotFound(CheckpointError, FileNotFoundError):
 
 
 class InvalidCheckpoint(CheckpointError, ValueError):
-    """A directory is no checkpoint, or one that is damaged or was cut off."""
+    """A directory is not a checkpoint, or is a damaged or incomplete one."""
 
 
 class CheckpointMismatch(CheckpointError, ValueError):
@@ -156,11 +156,11 @@ class ExportFailed(ReplicaxError, OSError):
 
 
 class PerformanceHint(UserWarning):
-    """Something works, and could be much faster."""
+    """Something works, but could be much faster."""
 
 
 class InexactResumption(UserWarning):
-    """A pass over a dataset may not resume exactly where it stood."""
+    """A pass over a dataset may not resume exactly where it stopped."""
 
 
 class SummedTwice(UserWarning):

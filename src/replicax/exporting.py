@@ -46,8 +46,8 @@ def export(
 ) -> jax_export.Exported:
     """Write a function to a file that JAX alone can load and call.
 
-    The file has the program of the function on one device, as `function(*args)` outside of every
-    scope would compute it, with the values that variables have now. It is loaded by
+    The file contains the program of the function on one device, as `function(*args)` outside of
+    every scope would compute it, with the values that variables have now. Load and call it with
     `jax.export.deserialize(Path(path).read_bytes()).call(...)`. All workers call this together;
     the first one writes, and all return when the file is complete.
 
@@ -55,9 +55,9 @@ def export(
       function: An `rx.function` or any other function of arrays that writes no variables and runs
         nothing on replicas, such as the forward pass. A Keras model or an NNX module will do.
       path: The file. An existing one is replaced atomically.
-      *args: Example arguments, or a `jax.ShapeDtypeStruct` in the place of each array.
-      input_signature: The same as one sequence; by default that of the `rx.function`. A size that
-        may change from call to call, such as that of a batch, is a symbol of
+      *args: Example arguments, or a `jax.ShapeDtypeStruct` in place of each array.
+      input_signature: The arguments as one sequence; by default the signature of the `rx.function`.
+        A size that may change from call to call, such as that of a batch, is a symbol of
         `jax.export.symbolic_shape`.
       platforms: The platforms of the program: "cpu", "cuda", "rocm", "tpu". By default the
         one in use.
@@ -81,7 +81,7 @@ def export(
     _bridges.load()
     specs = _specs(signature, name)
     jitted = jax.jit(_pure(called, name))
-    jitted.trace(*specs)  # for errors of the function itself, before those of exporting it
+    jitted.trace(*specs)  # raises errors of the function itself, before those of exporting it
     try:
         exported = jax_export.export(jitted, platforms=platforms)(*specs)
     except NotImplementedError as error:
@@ -195,7 +195,7 @@ def _specs(signature: tuple[Nest, ...], name: str) -> tuple[Nest, ...]:
 
 
 def _pure(function: Callable[..., object], name: str) -> Callable[..., Nest]:
-    """Return the function for JAX to trace: variables are constants, and nothing is written."""
+    """Return the function for JAX to trace: variables are constants, and none may be written."""
 
     def called(*args: Nest) -> Nest:
         return function(*args)
@@ -236,7 +236,7 @@ def _kind(value: object) -> str:
 
 
 def _write_together(path: Path, content: bytes | bytearray, name: str) -> None:
-    """Make the first worker write the file, and all workers know how that ended."""
+    """Write the file on the first worker, and tell all workers the outcome."""
     session = cluster.session()
     failure: OSError | None = None
     if session is None or session.members.index == 0:
@@ -273,7 +273,7 @@ def _write(path: Path, content: bytes | bytearray) -> None:
 class _OnOneDevice:
     """The program of an export while it is traced: the value of `Frame.program`.
 
-    Variables are constants in it. Whatever one device without replicas cannot do is refused.
+    Variables are constants in it. Anything that one device without replicas cannot do is refused.
     """
 
     inside = False
@@ -289,7 +289,7 @@ class _OnOneDevice:
         if variable not in self._values:
             with jax.ensure_compile_time_eval():
                 value = stored_value(variable)
-                # One device has all of it, also of a variable in parts.
+                # The one device holds the whole value, even that of a divided variable.
                 self._values[variable] = jax.device_put(value, jax.local_devices()[0])
         return storage_of(variable).wrap(self._values[variable], None, inside=True)
 
@@ -314,7 +314,7 @@ class _OnOneDevice:
 
     @property
     def collectives(self) -> Collectives:
-        assert self._topology is not None  # a strategy says it before it asks
+        assert self._topology is not None  # a strategy calls `note` before it asks for these
         return _WithoutReplicas(self, self._topology)
 
     @property
@@ -357,7 +357,7 @@ class _RefusingExecutor(Executor):
 
 @final
 class _WithoutReplicas(Collectives):
-    """The collectives that are left on one device: those of a single replica, which is alone."""
+    """The collectives that remain on one device: those of a single replica."""
 
     def __init__(self, program: _OnOneDevice, topology: Topology) -> None:
         self._program, self._topology = program, topology

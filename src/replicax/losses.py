@@ -20,15 +20,15 @@ def compute_average_loss(
 ) -> jax.Array:
     """Return this replica's part of the average loss of the global batch.
 
-    The parts of all replicas add up to what one device has for the whole batch, and so do their
-    gradients, which `apply_gradients` sums. Call it in the function given to `run`.
+    The parts of all replicas add up to what one device computes for the whole batch, and so do
+    their gradients, which `apply_gradients` sums. Call it in the function given to `run`.
 
     Args:
       per_example_loss: The losses of this replica's examples, one per example (or more: all
         elements are added).
       sample_weight: Weights: one for all, one per example, or one per element.
-      global_batch_size: The number of examples on all replicas. By default this replica's, times
-        the number of replicas; give it where shares of a batch may differ in size.
+      global_batch_size: The number of examples on all replicas. By default this replica's number
+        times the number of replicas; give it where shares of a batch may differ in size.
 
     >>> import numpy as np, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -54,15 +54,15 @@ def compute_average_loss(
     # At least float32: a batch of 70 000 is infinite in float16.
     wide = jnp.promote_types(losses.dtype, jnp.float32)
     total, size = jnp.sum(losses, dtype=wide), size.astype(wide)
-    # Where no replica has an example, the average is 0, as the sum is.
+    # If no replica has an example, the average is 0, like the sum.
     return jnp.where(size == 0, 0, total / jnp.where(size == 0, 1, size)).astype(losses.dtype)
 
 
 def scale_regularization_loss(regularization_loss: ArrayLike | object) -> jax.Array:
-    """Return this replica's part of a regularization loss: the sum, over the number of replicas.
+    """Return this replica's part of a regularization loss: an equal share of the sum.
 
-    Every replica computes the whole of it, from the same weights; the parts add up to it. Call it
-    in the function given to `run`.
+    Every replica computes the whole loss from the same weights, and the parts add up to it. Call
+    this in the function given to `run`.
 
     Args:
       regularization_loss: The loss; the elements of an array are added.

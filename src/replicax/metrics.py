@@ -1,4 +1,4 @@
-"""`rx.metrics`: averages and sums over all replicas, that cost no communication until read."""
+"""`rx.metrics`: averages and sums over all replicas that cost no communication until read."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = ["Accuracy", "Mean", "Metric", "Sum"]
 class Metric(ABC):
     """A value that is accumulated over many batches: the base of all metrics.
 
-    Create it in the strategy's scope. Its variables are ON_READ and summed, so that updates in
-    `run` are each replica's own, and a read outside of `run` takes all replicas together. For a
+    Create it in the strategy's scope. Its variables are ON_READ and summed, so that each replica
+    updates its own copies in `run`, and a read outside of `run` combines all replicas. For a
     metric of your own, name its sums, and define their increments and the result:
 
     >>> import jax.numpy as jnp, replicax as rx
@@ -125,7 +125,7 @@ class Metric(ABC):
         return self.result()
 
     def reset_state(self) -> None:
-        """Begin again: in `run` for this replica, outside for all."""
+        """Reset the sums to zero: in `run` for this replica, outside for all."""
         for variable in self.variables:
             variable.assign(jnp.zeros((), self._dtype))
 
@@ -134,14 +134,14 @@ class Metric(ABC):
         self.reset_state()
 
     def _list_entries(self, _: NameOf) -> ObjectEntries:
-        """Return its entries for a checkpoint."""
+        """Return the entries of the metric in a checkpoint."""
         return ObjectEntries({name: checkpoint.entry_of(each) for name, each in self._sums.items()})
 
     def _add(self, *args: Nest, **kwargs: Nest) -> None:
         self._add_times(1, args, kwargs)
 
     def _add_once(self, *args: Nest, **kwargs: Nest) -> None:
-        """Add what all replicas were given: the first one does."""
+        """Add values that all replicas were given, on the first replica only."""
         frame = _context.current()
         assert frame.replica is not None
         self._add_times(frame.replica.replica_id_in_sync_group == 0, args, kwargs)
@@ -217,7 +217,7 @@ class Sum(Metric):
         return _weighted_sums(self, values, sample_weight)[:1]
 
     def result(self) -> jax.Array:
-        """Return the sum: in `run` of this replica, outside of all."""
+        """Return the sum: in `run` for this replica, outside for all."""
         return self.variables[0].value
 
 
@@ -251,7 +251,7 @@ class Accuracy(Metric):
 
         Args:
           y_true: The true labels.
-          y_pred: The predicted labels, in the same shape; of scores, pass `argmax(axis=-1)`.
+          y_pred: The predicted labels, in the same shape; for scores, pass their `argmax(axis=-1)`.
           sample_weight: Weights: one for all, one per row, or one per element.
         """
         super().update_state(
@@ -275,12 +275,12 @@ class Accuracy(Metric):
         return _weighted_sums(self, true == predicted, sample_weight)
 
     def result(self) -> jax.Array:
-        """Return the accuracy, 0 of nothing: in `run` of this replica, outside of all."""
+        """Return the accuracy, or 0 without labels: in `run` for this replica, outside for all."""
         return _ratio(*self.variables)
 
 
 def _arrays(metric: Metric, **arguments: Nest) -> list[Leaf]:
-    """Return the arguments with arrays for Python numbers, each of which would need a program."""
+    """Return the arguments with Python numbers as arrays: each number would need a program."""
     return [
         real_array(value, f"update_state of {metric!r}", argument)
         if isinstance(value, (bool, int, float, list, tuple))
@@ -292,7 +292,7 @@ def _arrays(metric: Metric, **arguments: Nest) -> list[Leaf]:
 def _weighted_sums(
     metric: Metric, values: ArrayLike, sample_weight: ArrayLike | None
 ) -> tuple[ArrayLike, ArrayLike]:
-    """Return the sum of the values, and that of their weights."""
+    """Return the weighted sum of the values, and the sum of their weights."""
     method = f"update_state of {metric!r}"
     values = real_array(values, method, "values").astype(metric.dtype)
     if sample_weight is None:
@@ -302,7 +302,7 @@ def _weighted_sums(
 
 
 def _ratio(total: Variable, count: Variable) -> jax.Array:
-    """Return a mean; 0, if nothing was counted."""
+    """Return a mean, or 0 if nothing was counted."""
     sums, counts = total.value, count.value
     return jnp.where(counts == 0, 0, sums / jnp.where(counts == 0, 1, counts))
 

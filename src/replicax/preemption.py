@@ -19,8 +19,8 @@ def requested() -> bool:
     """Tell whether the program should save and exit because a worker was asked to (SIGTERM).
 
     Ask once per step, on every worker: all of them get True at the same step, which need not be
-    that in which the signal came. The first call installs the handler; a second SIGTERM ends the
-    process at once, as it always did.
+    the one in which the signal came. The first call installs the handler; a second SIGTERM ends the
+    process at once, as it would without replicax.
 
     >>> import replicax as rx
     >>> rx.preemption.requested()
@@ -35,12 +35,12 @@ def received_at() -> float | None:
 
 
 def agreed(requested: bool) -> bool:
-    """Return whether all workers stop at this question, because one of them was asked to."""
+    """Return whether all workers stop at this call, because one of them was asked to."""
     session = cluster.session()
     if session is None:
         return requested
     if requested:
-        session.preempt()  # also if the signal came before the workers met
+        session.preempt()  # even if the signal came before the workers connected
     return session.stop_requested()
 
 
@@ -56,7 +56,7 @@ class _Handler:
         signal.signal(signal.SIGTERM, self._previous)
         if os.getpid() == self._process:
             self.received_at = time.monotonic()
-        else:  # a child that was forked, such as one that reads data, is ended by it as any other
+        else:  # SIGTERM ends a forked child, such as one that reads data, like any other process
             os.kill(os.getpid(), number)
 
 

@@ -21,11 +21,11 @@ PathLike = str | os.PathLike[str]
 
 @final
 class Checkpoint:
-    """Objects whose state is saved, and restored, together.
+    """Objects whose state is saved and restored together.
 
     These are variables, optimizers, models, iterators over distributed datasets, arrays, plain
-    numbers, and nests of these. They are attributes of the checkpoint, where plain numbers can be
-    changed.
+    numbers, and nests of these. They are attributes of the checkpoint, through which plain numbers
+    can be changed.
 
     >>> import tempfile, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -71,7 +71,7 @@ class Checkpoint:
         """Add an object to the checkpoint, or replace the one of the same name.
 
         If there was no such object when a checkpoint was restored, and the checkpoint has values
-        for it, they are restored now; then all workers must set it.
+        for it, they are restored now; in that case all workers must set it.
         """
         _require_free(name)
         own = {name: thing}
@@ -88,7 +88,7 @@ class Checkpoint:
         return self._saves
 
     def _count_run_call(self) -> None:
-        """Count a call; for `PreemptionCheckpointHandler`."""
+        """Count a call of `PreemptionCheckpointHandler.run`."""
         self._set(_run_calls=self._run_calls + 1)
 
     def save(self, prefix: PathLike, options: object = None) -> str:
@@ -109,10 +109,10 @@ class Checkpoint:
         return str(saving.path)
 
     def write(self, path: PathLike, options: object = None) -> str:
-        """Save all objects to exactly this path, and return it; `save_counter` stays as it is.
+        """Save all objects to exactly this path, and return it; `save_counter` is unchanged.
 
-        An existing checkpoint is replaced when the new one is complete. Otherwise this is the same
-        as `save`.
+        An existing checkpoint is replaced when the new one is complete. In all other respects this
+        is the same as `save`.
 
         Args:
           path: The path of the checkpoint.
@@ -130,21 +130,20 @@ class Checkpoint:
 
         All workers must call it. Everything is read and checked first: if something does not fit,
         or the checkpoint is damaged, nothing is changed anywhere. Values that only the checkpoint
-        has, or only the objects have, are no error: the report lists them, and its
+        has, or only the objects have, are not an error: the report lists them, and its
         `assert_consumed()` raises. Values that only the checkpoint has are restored when an
         attribute of that name is set.
 
         Args:
           path: The path that `save` returned; a checkpoint that is still being written is awaited.
-            None, which `rx.latest_checkpoint` returns where there is no checkpoint, restores
-            nothing.
+            None, which `rx.latest_checkpoint` returns if there is no checkpoint, restores nothing.
           options: Accepted for compatibility with TensorFlow, and ignored.
         """
         del options
         return self._restore_from(path, partial=True)
 
     def read(self, path: PathLike, options: Any = None) -> RestoreReport:
-        """Restore the output of `write`, as `restore` does, but leave `save_counter` as it is.
+        """Restore the output of `write`, as `restore` does, but leave `save_counter` unchanged.
 
         Args:
           path: The path of the checkpoint.
@@ -182,7 +181,7 @@ class Checkpoint:
 
         Args:
           path: The path of the checkpoint; None restores nothing.
-          partial: Whether it may have nothing for some objects.
+          partial: Whether the checkpoint may lack values for some objects.
           counts: Whether to continue the counts of the checkpoint.
         """
         require_outside("restore")
@@ -252,7 +251,7 @@ def local_path(path: PathLike) -> Path:
 
 
 def require_outside(method: str, of: str = "a checkpoint") -> None:
-    """Raise where the state of a program cannot be saved or restored."""
+    """Raise if the state of a program cannot be saved or restored in the current context."""
     frame = _context.current()
     if frame.program is not None or frame.overlay is not None:
         raise ContextError(

@@ -1,4 +1,4 @@
-"""The named entries that a checkpoint holds of an object, and the handlers of its types."""
+"""The named entries of objects in a checkpoint, and the handlers of their types."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class ArrayEntry:
     """An entry that is an array.
 
     Args:
-      shape: The shape of the array, and of what can replace it.
+      shape: The shape of the array, and of any replacement.
       dtype: The dtype of both.
-      read: Returns its value, an array of NumPy or of JAX; if there are `parts`, this worker's.
-      write: Replaces it by an array of NumPy, or of random keys; likewise.
-      variable: The variable whose value it is. Optimizers name what they keep for it by its name.
+      read: Returns its value, a NumPy or JAX array; if there are `parts`, this worker's part.
+      write: Replaces the value, or this worker's part, with a NumPy array or random keys.
+      variable: The variable whose value it is. Optimizers name its slots after it.
       lasting: Whether the memory that `read` returns is never changed.
       optional: Whether it may be missing, in a checkpoint or in the object, without an error.
       put_back: Undoes `write`, given what `read` returned before; None if changes are undone
         anyway, as those of variables are.
-      parts: The parts that the workers have of it; None if each has all of it.
+      parts: The parts that the workers hold; None if each of them holds the whole array.
     """
 
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class ArrayEntry:
     parts: WorkerParts | None = None
 
     def facts(self, value: jax.Array | np.ndarray) -> ArrayFacts:
-        """Return the facts about the array, of which `read` has returned `value`."""
+        """Return the facts about the array, given the `value` that `read` has returned."""
         facts = ArrayFacts.of(value, self.optional)
         if self.parts is None:
             return facts
@@ -120,7 +120,7 @@ class Deferred:
     def take(
         self, name: str, shape: tuple[int, ...], dtype: object
     ) -> jax.Array | np.ndarray | None:
-        """Return the value for an entry that is being made; None if there is none."""
+        """Return the value for an entry that is being made, or None if there is none."""
         value = self.waiting.get(name)
         if value is None:
             self.lacking.add(name)
@@ -135,7 +135,7 @@ class Deferred:
         return value
 
     def renamed(self, name_of: NameOf) -> dict[str, Any]:
-        """Return the waiting values, named after variables as another checkpoint calls them."""
+        """Return the waiting values, renamed after what another checkpoint calls the variables."""
         return {self._renamed(name, name_of): value for name, value in self.waiting.items()}
 
     def _renamed(self, name: str, name_of: NameOf) -> str:
@@ -159,10 +159,10 @@ class ObjectEntries:
     """The entries of an object.
 
     Args:
-      entries: The entries, by name; the only entry of an object is named "".
-      defer: Takes what a checkpoint has for entries that do not exist yet, and keeps it until they
-        do. None if there are no such entries.
-      deferred: The values that it was given, and has not used so far.
+      entries: The entries, by name; the name is "" if the object itself is the entry.
+      defer: Takes the saved values of entries that do not exist yet, and keeps them until they do.
+        None if there are no such entries.
+      deferred: The values that the object was given by `defer` and has not used so far.
       make: Makes the entries that do not exist yet, when a checkpoint has values for them. It takes
         the name of the object, and raises `CheckpointMismatch` if that is impossible.
     """
@@ -182,7 +182,7 @@ class ListEntries(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class TypeHandler:
-    """The handler of a type of objects, by which checkpoints can hold them.
+    """The handler of a type of objects, which enables checkpoints to hold them.
 
     Args:
       recognise: Tells whether an object is of this type, without importing its library.

@@ -47,7 +47,7 @@ def orbax_silent() -> Iterator[None]:
     sys.unraisablehook = ours or usual
     try:
         yield
-        # After a failure the hook stays: other arrays are still being written then.
+        # After a failure the hook stays, because other arrays are still being written.
         if sys.unraisablehook is ours:
             sys.unraisablehook = usual
     finally:

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: directories that are complete or not there, written and read by Orbax."""
+"""Checkpoints on disk: directories, either complete or absent, written and read by Orbax."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from replicax.checkpoint._orbax import ARRAYS, MANIFEST, checkpointer_here, writ
 from replicax.errors import CheckpointError, CheckpointNotFound, InvalidCheckpoint
 
 # `ckpt-2` is written in a directory `ckpt-2.writing-` with a random suffix, in which a file is
-# locked while a process writes there. It gets its name when it is complete.
+# locked while a process writes there. The checkpoint gets its name when it is complete.
 _WRITING, _LOCK = ".writing-", "lock"
-_OLD_SECONDS = 24 * 3600.0  # Without file locks: no process writes for longer.
+_OLD_SECONDS = 24 * 3600.0  # Used where there are no file locks: no process writes for longer.
 _DELETED = ".deleted"
 _WRITTEN, _REPLACED = "checkpoint", "replaced"  # in that directory
 _REPLACEMENT_LOOKS = 100  # one every 10 ms
@@ -40,7 +40,7 @@ def is_reserved(name: str) -> bool:
 
 
 def load() -> None:
-    """Import Orbax, which takes 0.5 s, and is no longer possible when a program ends."""
+    """Import Orbax, which takes 0.5 s and is no longer possible when a program is exiting."""
     import orbax.checkpoint  # noqa: F401  here, as importing replicax should not take that long
 
 
@@ -58,15 +58,15 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest, repl
 
 
 def write_into(place: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> Path:
-    """Write a checkpoint in a workplace, and return the path that it has there."""
+    """Write a checkpoint in a workplace, and return its path there."""
     import orbax.checkpoint as ocp
 
     manifest = manifest.with_checksums(arrays)
     items: dict[str, Any] = {MANIFEST: ocp.args.JsonSave(manifest.to_json())}
-    # Orbax refuses arrays without elements; the manifest says all there is about them.
+    # Orbax refuses arrays without elements; the manifest says everything about them.
     with_elements = {key: array for key, array in arrays.items() if array.size}
     written = place / _WRITTEN
-    # 64 bits must stay 64 bits, even where they briefly become arrays of JAX.
+    # 64-bit numbers must stay 64-bit, even where they briefly become arrays of JAX.
     with checkpointer_here() as checkpointer, jax.enable_x64(True):
         if with_elements:
             items[ARRAYS] = ocp.args.PyTreeSave(writable(with_elements))
@@ -79,10 +79,10 @@ def publish(written: Path, path: Path, replaces: bool) -> None:
     """Give a checkpoint that was written in a workplace its name."""
     _bring_to_disk(written)
     if replaces and path.exists():
-        # A directory cannot be renamed over another one. A process that is killed in between
-        # leaves both where `complete_replacement` finds them.
+        # A directory cannot be renamed over another one. A process killed between the two renames
+        # leaves both checkpoints where `complete_replacement` finds them.
         path.rename(written.with_name(_REPLACED))
-    # This fails if something of this name exists by now.
+    # This fails if something with this name exists by now.
     written.rename(path)
     _bring_to_disk(path.parent, deep=False)
 
@@ -210,7 +210,7 @@ def numbered(directory: Path, name: str) -> dict[int, Path]:
 
 
 def latest(directory: Path) -> Path | None:
-    """Return the checkpoint that was saved last in a directory, of those with numbers.
+    """Return the last checkpoint saved in a directory, among those with numbers.
 
     Checkpoints of one name are compared by number, those of different names by the time of the last
     file written, which not all programs that copy directories preserve.
@@ -237,7 +237,7 @@ def is_there(path: Path) -> bool:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return the status of a path; None if there is nothing."""
+    """Return the status of a path, or None if there is nothing."""
     try:
         return path.stat()
     except OSError as error:
@@ -254,7 +254,7 @@ def saved_at(path: Path) -> float:
 
 
 def taken(directory: Path, name: str) -> dict[int, Path]:
-    """Return all paths that have the name of a checkpoint."""
+    """Return all paths that have the name of a checkpoint, by number."""
     pattern = re.compile(rf"{re.escape(name)}-(\d+)")
     matches = ((pattern.fullmatch(path.name), path) for path in _entries(directory))
     return {int(matched[1]): path for matched, path in matches if matched}
@@ -358,7 +358,7 @@ def _neighbours(path: Path) -> str:
 
 def _failure(path: Path, what: str, error: Exception) -> CheckpointError:
     refused = system_error(error)
-    # An error of this kind without a number is raised by Orbax itself when a file is missing.
+    # Orbax itself raises an error of this kind without a number when a file is missing.
     damaged = (None, *_NOTHING_THERE, errno.EISDIR)
     if refused is not None and refused.errno not in damaged:
         return CheckpointError(_forbidden(path, refused))
@@ -373,7 +373,7 @@ def _forbidden(path: Path, error: OSError) -> str:
 
 
 def unusable(path: Path, problem: str) -> str:
-    """Return the message of a checkpoint that cannot be restored."""
+    """Return the message about a checkpoint that cannot be restored."""
     return (
         f"{path} cannot be restored: {problem}. Give the path of a checkpoint that `rx.Checkpoint` "
         "has saved; nothing has been changed."

@@ -46,7 +46,7 @@ _DTYPES = frozenset(
     + ["int2", "int4", "float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn"]
     + ["float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 )
-# Python refuses to write and read numbers of more than 4,300 digits.
+# Python refuses to print and parse integers of more than 4,300 digits.
 _MOST_BITS = 10_000
 
 
@@ -64,9 +64,10 @@ class Inventory:
     """The entries of some objects.
 
     Args:
-      objects: The objects, by name. Numbers and arrays among them are replaced when others are
+      objects: The objects, by name. Numbers and arrays among them are replaced when new values are
         written.
-      only: The object whose entries are listed, by the names that they have among all.
+      only: The only object whose entries are listed, under the same names as among all objects;
+        None to list all of them.
     """
 
     def __init__(self, objects: MutableMapping[str, Any], only: str | None = None) -> None:
@@ -80,7 +81,7 @@ class Inventory:
         self.names: dict[Variable, str] = {}
         self._nests = [_Nest(objects, name) for name in objects]
         leaves = [leaf for nest in self._nests for leaf in nest.leaves()]
-        # Objects that name their entries by variables come last, when all variables have names.
+        # Objects that name their entries after variables come last, when all variables have names.
         leaves.sort(key=lambda leaf: leaf[1].names_variables)
         for key, handler, thing in leaves:
             self._add(key, handler.list_entries(thing, self._name_of))
@@ -141,8 +142,8 @@ class Inventory:
     ) -> list[Deferred]:
         """Give objects the saved values of entries that they do not have yet.
 
-        An object of which something is `saved`, but nothing for such entries, gets an empty set,
-        which replaces what it may have from another checkpoint.
+        An object that is among the `saved`, but without such entries, gets an empty set, which
+        replaces any values that it has from another checkpoint.
         """
         all_deferred = []
         for place, taken in self._incomplete.items():
@@ -155,7 +156,7 @@ class Inventory:
         return all_deferred
 
     def commit(self) -> None:
-        """Replace the numbers and arrays in the objects by those that were written."""
+        """Replace the numbers and arrays in the objects with those that were written."""
         for nest in self._nests:
             nest.commit()
 
@@ -265,7 +266,7 @@ def _refilled(old: Nest, new: Nest) -> Nest:
 
 
 def placed(like: jax.Array, value: jax.Array | np.ndarray) -> jax.Array:
-    """Return `value` on the devices of another array, of which this process may have a part."""
+    """Return `value` on the devices of another array, which may span several processes."""
     if not like.committed:  # it must still follow the arrays that it is combined with
         return jnp.asarray(value)
     if not isinstance(value, np.ndarray):
@@ -274,7 +275,7 @@ def placed(like: jax.Array, value: jax.Array | np.ndarray) -> jax.Array:
 
 
 def entry_of(variable: Variable) -> ArrayEntry:
-    """Return a variable's entries for a checkpoint."""
+    """Return a variable's entry for a checkpoint."""
     parts = worker_parts(variable)
 
     def read() -> Any:

@@ -1,4 +1,4 @@
-"""Checkpoints of another program: the latest of a directory, and those that are still to come."""
+"""Checkpoints of another program: the latest in a directory, and those that are still to come."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LOOK_SECONDS = 0.5  # between two looks at a directory
 
 
 def latest_checkpoint(directory: PathLike) -> str | None:
-    """Return the path of the checkpoint that was saved last in a directory; None without one.
+    """Return the path of the last checkpoint saved in a directory, or None if there is none.
 
-    It was numbered by `Checkpoint.save` or a manager, under any name; one that this
-    process is still writing there is awaited. With several managers in one directory, use their own
-    `latest_checkpoint`.
+    This considers checkpoints numbered by `Checkpoint.save` or a manager, under any name, and
+    awaits one that this process is still writing there. With several managers in one directory, use
+    their own `latest_checkpoint`.
 
     Args:
-      directory: Where the checkpoints are.
+      directory: The directory of the checkpoints.
 
     >>> import tempfile, replicax as rx
     >>> directory = tempfile.TemporaryDirectory()
@@ -48,12 +48,12 @@ def checkpoints_iterator(
 ) -> Iterator[str]:
     """Yield the latest checkpoint of a directory, and then each later one.
 
-    This is for a program that evaluates while another one trains. A checkpoint that is followed by
-    the next one before it is asked for is skipped.
+    This is for a program that evaluates while another one trains. A checkpoint is skipped if the
+    next one is complete before it is asked for.
 
     Args:
       directory: The directory of the checkpoints; it need not exist yet.
-      min_interval_secs: The shortest time between two of them.
+      min_interval_secs: The shortest time between two checkpoints.
       timeout: The longest wait for the next one, in seconds; None or `math.inf` for no limit.
       timeout_fn: Called after such a wait. If it returns True, or is not given, the iterator ends;
         otherwise it waits again.
@@ -70,7 +70,7 @@ def checkpoints_iterator(
         require_seconds("`timeout`", timeout)
     if timeout_fn is not None and not callable(timeout_fn):
         raise InvalidType(f"`timeout_fn` must be a function; got {timeout_fn!r}.")
-    # The generator is separate, so that arguments are checked now, and not by the first `next`.
+    # The generator is separate so that arguments are checked now, and not by the first `next`.
     return _each(str(place), min_interval_secs, timeout, timeout_fn)
 
 

@@ -23,22 +23,22 @@ from replicax.errors import InvalidArgument, InvalidCheckpoint, InvalidType
 
 @final
 class CheckpointManager:
-    """A manager that saves a checkpoint repeatedly, in a directory, and keeps the latest ones.
+    """A manager that saves a checkpoint repeatedly in a directory and keeps the latest ones.
 
     Args:
       checkpoint: The checkpoint to save.
-      directory: The directory for it. All workers of a run must see it, and name the same one.
+      directory: The directory for it. All workers of a run must see it, and pass the same one.
       max_to_keep: The number of checkpoints to keep; None for all.
-      keep_checkpoint_every_n_hours: Of the surplus checkpoints, one is kept for good if so many
+      keep_checkpoint_every_n_hours: Of the surplus checkpoints, one is kept for good if this many
         hours have passed since the last such one, or since the first manager was made.
       checkpoint_name: The beginning of the checkpoints' names.
       step_counter: A variable that counts steps, for `checkpoint_interval`.
       checkpoint_interval: The number of steps after which the next checkpoint is due; `save` does
-        nothing before.
+        nothing until then.
       init_fn: The function that `restore_or_initialize` calls if there is no checkpoint.
       asynchronous: Whether `save` returns as soon as the values are taken, and a thread writes them
         while the program continues. Its errors are raised by a later call. At the end of the
-        program, `close` the manager, or use it in a `with`.
+        program, `close` the manager, or use it in a `with` statement.
 
     >>> import tempfile, replicax as rx
     >>> directory = tempfile.TemporaryDirectory()
@@ -124,16 +124,16 @@ class CheckpointManager:
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of all complete checkpoints, the latest last; but not those kept for good.
+        """The paths of all complete checkpoints, the latest last, except those kept for good.
 
-        It waits for a checkpoint that is being written, as `sync` does.
+        Reading it waits for a checkpoint that is being written, as `sync` does.
         """
         self.sync()
         return self._complete()
 
     @property
     def latest(self) -> str | None:
-        """The path of the latest complete checkpoint; it waits for one that is being written."""
+        """The path of the latest complete checkpoint, after waiting for one being written."""
         return next(reversed(self.checkpoints), None)
 
     @property
@@ -223,7 +223,7 @@ class CheckpointManager:
         return path
 
     def close(self) -> None:
-        """Call `sync`, under its usual name; the manager can still be used."""
+        """Call `sync`, by its more usual name; the manager can still be used."""
         self.sync()
 
     def __enter__(self) -> Self:

@@ -37,12 +37,12 @@ class ArrayFacts:
 
     Args:
       shape: The shape that the program sees.
-      dtype: The same, by name.
+      dtype: The dtype that the program sees, by name.
       keys: The implementation, if these are random keys. They are saved as numbers.
       checksum: The checksum of the numbers, once they are written. The format has checksums for its
         own structure only: an array in which a byte was changed is read without complaint.
-      optional: Whether it may be left over, taken by no object, without an error.
-      parts: The parts that the workers have written; None if one of them has written all of it.
+      optional: Whether it is not an error if no object takes it.
+      parts: The parts that the workers have written; None if one worker has written all of it.
     """
 
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class ArrayFacts:
         return np.zeros((*self.shape, *one.shape), one.dtype)
 
     def value(self, numbers: np.ndarray | None) -> jax.Array | np.ndarray:
-        """Return the value saved as these numbers; None for an array that is not written."""
+        """Return the value saved as `numbers`, which are None if the array is not written."""
         if numbers is None and 0 not in self.shape:
             raise Unusable("not there")
         try:
@@ -93,7 +93,7 @@ class ArrayFacts:
 @final
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The positions of the workers, in their order; or a single one, if they share it."""
+    """The positions of the workers, in their order, or a single one if they share it."""
 
     shared: bool
     states: list[Json]
@@ -102,7 +102,7 @@ class Position:
 @final
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a checkpoint but for the arrays.
+    """The content of a checkpoint apart from the arrays.
 
     Args:
       saves: The number of saves, including this one.

@@ -1,4 +1,4 @@
-"""Orbax for this process alone: the workers agree elsewhere on the one that writes."""
+"""Orbax for this process alone: the workers agree elsewhere on which of them writes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def checkpointer_here() -> Any:
             handler_registry=handlers,
             composite_options=ocp.CompositeOptions(
                 multiprocessing_options=alone,
-                # It would announce new directories to others under a name that all saves share.
+                # Orbax would announce new directories to others under a name that all saves share.
                 async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
             ),
         ),
@@ -53,8 +53,8 @@ def checkpointer_here() -> Any:
 def writable(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
     """Return arrays in the form in which Orbax writes them in this process.
 
-    Orbax writes NumPy arrays in the first process only. Elsewhere they become arrays of which all
-    processes have a copy, so that this process's copy has its index.
+    Orbax writes NumPy arrays in the first process only. In others they become arrays with a copy
+    for every process, so that the replica ID of this process's copy is the index of the process.
     """
     if jax.process_index() == 0:
         return arrays

@@ -1,4 +1,4 @@
-"""Checkpoints of state that is divided over the workers: each writes, and reads, its part.
+"""Checkpoints of state that is divided over the workers: each writes and reads its own part.
 
 The first worker makes the directory in which a checkpoint is written. Every worker writes its parts
 of arrays there, as a checkpoint of their own: `parts-0`, `parts-1` and so on. When the first worker
@@ -27,9 +27,9 @@ from replicax.variables import Part, Ranges, WorkerParts
 
 Arrays = Mapping[str, np.ndarray]
 
-_FAILED = "failed"  # the file in which a worker says why it could not write its part
+_FAILED = "failed"  # the suffix of the file in which a worker says why it could not write its part
 _VISIBLE_SECONDS = 20.0  # the time for other machines to see a new directory
-_BATCH_BYTES = 256 * 2**20  # read at once; only a part of it is kept
+_BATCH_BYTES = 256 * 2**20  # read at once, although only a part of them is kept
 
 
 def _name(worker: int) -> str:
@@ -41,7 +41,7 @@ class SharedWorkplace:
     """The directory in which the workers write a checkpoint together.
 
     All workers must make it. While it is open, the directories that this worker writes into are
-    locked, so that the others can tell whether it is still there.
+    locked, so that the others can tell whether this worker is still alive.
 
     Args:
       path: The path of the checkpoint.
@@ -75,7 +75,7 @@ class SharedWorkplace:
         self._locks.close()
 
     def write(self, parts: Arrays, arrays: Arrays, manifest: Manifest, replaces: bool) -> None:
-        """Write the parts of this worker; on the first one also the rest, and publish it all.
+        """Write this worker's parts; on the first worker, also write the rest, and publish it all.
 
         Args:
           parts: The parts, by the name of their array.
@@ -103,10 +103,10 @@ class SharedWorkplace:
             files.publish(written, self._path, replaces)
 
     def _await(self, worker: int) -> None:
-        """Wait until a worker has written its part, or has ended without that."""
+        """Wait until a worker has written its part; raise if it has ended without doing so."""
         part = self._place / _name(worker)
         while not files.is_there(part):
-            # In this order: a part that is no longer being written may be there by now.
+            # The order matters: a part that is no longer being written may be there by now.
             if not files.is_being_written(part) and not files.is_there(part):
                 failure = part.with_name(f"{part.name}.{_FAILED}")
                 why = failure.read_text() if failure.exists() else "it has ended before that"
@@ -134,7 +134,7 @@ def read_arrays(
     Args:
       path: The checkpoint.
       manifest: Its manifest.
-      wanted: The names of the arrays, and the part to return of each; None for all of it.
+      wanted: The part to return of each array, by name; None for the whole array.
     """
     divided = {key for key in wanted if manifest.arrays[key].parts is not None}
     whole = [key for key, part in wanted.items() if key not in divided and part is None]
@@ -205,13 +205,13 @@ def _require_part(
 
 
 def _slices(ranges: Ranges, begin: Sequence[int] | None = None) -> tuple[slice, ...]:
-    """Return ranges as an index, of an array that begins at the indices `begin`."""
+    """Return ranges as an index into an array that begins at the indices `begin`."""
     offsets = [0] * len(ranges) if begin is None else begin
     return tuple(slice(a - n, b - n) for (a, b), n in zip(ranges, offsets, strict=True))
 
 
 def _batches(facts: Mapping[str, ArrayFacts]) -> Iterator[list[str]]:
-    """Group arrays, so that a group takes little memory."""
+    """Group arrays so that each group takes little memory."""
     batch: list[str] = []
     size = 0
     for key, each in facts.items():

@@ -16,8 +16,8 @@ _SHOWN = 8
 class RestoreReport:
     """The outcome of `Checkpoint.restore`. Names are those of objects and of their entries.
 
-    `path` is the checkpoint; None if there was none to restore. The report is kept up to date when
-    entries that did not exist yet are made, and attributes of the checkpoint are set.
+    `path` is that of the checkpoint, or None if there was none to restore. The report is updated
+    when entries that did not exist yet are made, and when attributes of the checkpoint are set.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class RestoreReport:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The names that the checkpoint has, and no object has so far.
+        """The names that the checkpoint has, but no object has so far.
 
-        If the checkpoint has no attribute of that name yet, they are restored when it is set:
+        If the `rx.Checkpoint` has no attribute of that name yet, they are restored when it is set:
         `checkpoint.model = model`.
         """
         left = ((each, each.waiting.keys() - each.taken) for each in self._made)
@@ -56,7 +56,7 @@ class RestoreReport:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The names that objects have, and the checkpoint does not: their values are unchanged."""
+        """The names that objects have, but the checkpoint does not: their values are unchanged."""
         return (*self._missing, *_in_full((each, each.lacking) for each in self._made))
 
     def unused_under(self, name: str) -> list[str]:
@@ -114,7 +114,7 @@ class RestoreReport:
         return self
 
     def expect_partial(self) -> RestoreReport:
-        """Return the report; TensorFlow silences warnings by this, and there are none here."""
+        """Return the report; in TensorFlow this silences warnings, but here there are none."""
         return self
 
     def __repr__(self) -> str:

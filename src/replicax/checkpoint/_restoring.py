@@ -41,9 +41,9 @@ def restore(
     Args:
       inventory: The objects.
       path: The checkpoint.
-      partial: Whether it may have nothing for some objects.
-      wanted: The names to restore, all of one object that was added to the checkpoint later;
-        everything if not given.
+      partial: Whether the checkpoint may lack values for some objects.
+      wanted: The names to restore, all belonging to one object that was added to the checkpoint
+        later; by default everything.
     """
     finish_earlier(path.parent)
     match = on_all_workers(f"restore {path}", lambda: _Match(inventory, path, partial, wanted))
@@ -77,7 +77,7 @@ def any_has_one(path: Path | None) -> bool:
 
 @final
 class _Resumed:
-    """Iterators that were set to other positions, and can be set back."""
+    """Iterators that were set to other positions and can be set back."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._parts = inventory.positions
@@ -107,7 +107,7 @@ class _Resumed:
 
 @final
 class _Match:
-    """The match of values and entries, made without changing anything."""
+    """The match between saved values and entries, made without changing anything."""
 
     def __init__(
         self, inventory: Inventory, path: Path, partial: bool, wanted: Collection[str] | None
@@ -153,7 +153,7 @@ class _Match:
         self._arrays = read_arrays(path, manifest, here)
 
     def _own_part(self, key: str) -> Part | None:
-        """Return the part of an array that this worker has; None if it has all of it."""
+        """Return the part of an array that this worker holds, or None if it holds all of it."""
         parts = self.inventory.arrays[key].parts
         return None if parts is None else parts.of(this_worker() if parts.count > 1 else 0)
 

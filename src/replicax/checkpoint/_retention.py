@@ -1,4 +1,4 @@
-"""Retention: the choice of the checkpoints of a directory that are kept."""
+"""Retention: the choice of which checkpoints in a directory to keep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Retention:
     Args:
       directory: The directory of the checkpoints.
       name: The beginning of their names.
-      max_to_keep: The number of the latest to keep; None for all.
+      max_to_keep: The number of latest checkpoints to keep; None for all.
       hours: The number of hours after which one is kept for good; None for never.
     """
 
@@ -71,7 +71,7 @@ class Retention:
         return self._directory / f"{self._name}.kept.json"
 
     def _record(self) -> _Record:
-        """Read the record of earlier managers, possibly of other processes."""
+        """Read the record of earlier managers, possibly in other processes."""
         try:
             return _Record.read(self._file)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Saving by all workers together: all contribute their parts, and one of them writes."""
+"""Saving by all workers together: one writes what they share, and each its own parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Workers exchange the states of their iterators over the control connection.
 _LONGEST_STATES = 8_000_000  # characters of JSON, for all workers together
-_LONGEST_SILENCE = 60.0  # seconds between two meetings of a worker that writes
+_LONGEST_SILENCE = 60.0  # seconds between two reports of a worker that writes
 
 
 @final
@@ -60,7 +60,7 @@ class Numbered:
         return self.directory / f"{self.name}-{number}"
 
     def proposed(self, saves: int) -> int:
-        """Return the number that this worker proposes, after so many saves."""
+        """Return the number that this worker proposes, after this many saves."""
         return max(saves, *self.taken(), 0) + 1 if self.number is None else self.number
 
     def taken(self) -> list[int]:
@@ -126,12 +126,12 @@ class Saving:
 
     @property
     def has_failed(self) -> bool:
-        """True if some process already knows that it could not be written."""
+        """True if this process, the only worker, already knows that writing has failed."""
         # Several workers must all raise the error in the same call.
         return worker_count() == 1 and self._writer is not None and self._writer.has_failed
 
     def finish(self) -> None:
-        """Wait until it is written, by any worker; raise `SaveFailed`, once, if it was not."""
+        """Wait until some worker has written it; raise `SaveFailed`, once, if that failed."""
         if self.finished:
             return
         limit = _longest_wait()
@@ -157,8 +157,8 @@ class Saving:
 def finish_earlier(directory: Path) -> None:
     """Wait for all saves into a directory, by any worker and any manager.
 
-    A manager that an error has ended does not wait for its last checkpoint. The next manager that
-    looks for the latest must.
+    A manager that an error has ended does not wait for its last checkpoint, so the next manager
+    that looks for the latest one must.
     """
     limit = _longest_wait()
     while True:
@@ -168,10 +168,10 @@ def finish_earlier(directory: Path) -> None:
 
 
 def _longest_wait() -> float | None:
-    """Return how long a worker may wait alone before it must meet the others."""
+    """Return how long a worker may wait alone before it must report to the others."""
     session = cluster.session()
-    # The writing worker comes to the meetings too, and says that it is not done, so that the others
-    # do not take it for stuck.
+    # The writing worker reports too, saying that it is not done, so that the others do not take it
+    # for stuck.
     return None if session is None else min(session.timeout_seconds / 4, _LONGEST_SILENCE)
 
 
@@ -187,7 +187,7 @@ def begin(
     Args:
       inventory: The objects to save.
       target: The place. Workers with the same path share one checkpoint, which the first of them
-        writes; a worker with a path of its own writes one of its own.
+        writes; a worker with a path of its own writes its own checkpoint.
       saves: The number of saves, including this one.
       run_calls: The number of calls that a `PreemptionCheckpointHandler` has made.
       afterwards: Called when the checkpoint is complete, in the thread that wrote it.
@@ -211,7 +211,7 @@ def begin(
     places = [each["place"] for each in everyones]
     divided = [key for key, each in facts.items() if each.parts is not None]
     if any(place != places[0] for place in places):
-        # No worker can read what another one has written: each writes all of it.
+        # Workers may be unable to read what others have written, so each writes all of it.
         for key in divided:
             arrays[key] = _on_host(_whole_of(entries[key]), lasting=False)
             facts[key] = replace(facts[key], parts=None)
@@ -267,7 +267,7 @@ def _count(entry: Any) -> int | None:
 def _agree(
     inventory: Inventory, target: Target, saves: int, facts: Mapping[str, ArrayFacts]
 ) -> list[dict[str, Json]]:
-    """Agree on the contents of the checkpoint; return its place and each worker's positions."""
+    """Agree on the contents of the checkpoint; return every worker's proposal and positions."""
     contents = sorted(
         [f"{key}: {each.dtype}{list(each.shape)}" for key, each in facts.items()]
         + [f"{key}: a value" for key in inventory.values]

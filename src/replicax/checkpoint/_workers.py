@@ -1,4 +1,4 @@
-"""The other workers: what they tell each other about a checkpoint."""
+"""The exchange between workers about a checkpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def worker_name(worker: int) -> str:
 
 
 def on_all_workers(what: str, action: Callable[[], Result]) -> Result:
-    """Return the result of `action`; if it fails on one worker, all raise."""
+    """Call `action` and return its result; if it fails on one worker, raise on all of them."""
     result, failure = None, None
     try:
         result = action()

@@ -24,12 +24,12 @@ _PATIENCE_SECONDS = 5.0  # before an exiting program reports what it waits for
 
 @final
 class _Writers:
-    """The writers that have not ended, which the end of the program awaits."""
+    """The writers that have not ended, for which an ending program waits."""
 
     def __init__(self) -> None:
         self.running: set[Writer] = set()
         # Two writers in one directory would need to agree on numbers and on removals, and Orbax has
-        # state for the whole process.
+        # process-wide state.
         self.one_at_a_time = threading.Lock()
 
 
@@ -71,7 +71,7 @@ class Writer:
             _writers.running.discard(self)
 
     def news(self, seconds: float | None) -> Any:
-        """Wait up to so many seconds, and return the state of the save."""
+        """Wait up to this many seconds, and return the state of the save."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             return BUSY
@@ -104,7 +104,7 @@ def under_way(directory: Path) -> list[Writer]:
 @functools.cache
 def _wait_at_exit() -> None:
     """Make an ending program wait for its saves."""
-    # `atexit` runs later, when Python has closed the thread pools that Orbax uses.
+    # `atexit` would be too late: by then, Python has closed the thread pools that Orbax uses.
     register = threading._register_atexit  # pyright: ignore[reportAttributeAccessIssue]
     register(_finish_all)
 

@@ -1,4 +1,4 @@
-"""Interfaces for programs that were written for older ones."""
+"""Interfaces for programs that were written for older APIs."""
 
 from replicax.compat import v1
 

@@ -1,4 +1,4 @@
-"""Partitioners: into how many parts variables are divided, for a `variable_partitioner`."""
+"""Partitioners for `variable_partitioner`: they decide into how many parts to divide variables."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Partitioner(ABC):
 
     @abstractmethod
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
-        """Return the number of parts for each dimension, all of them 1 but for `axis`."""
+        """Return the number of parts for each dimension, all of them 1 except for `axis`."""
 
 
 @final
 class FixedShardsPartitioner(Partitioner):
-    """Divides every variable into the same number of parts, if it has as many rows.
+    """A partitioner with the same number of parts for every variable that has enough rows.
 
     Args:
       num_shards: The number of parts.
@@ -52,7 +52,7 @@ class FixedShardsPartitioner(Partitioner):
 
 @final
 class MinSizePartitioner(Partitioner):
-    """Divides variables into as many parts as possible that are no smaller than a size.
+    """A partitioner that makes as many parts as possible, none of them smaller than a size.
 
     Args:
       min_shard_bytes: The smallest size of a part.
@@ -76,7 +76,7 @@ class MinSizePartitioner(Partitioner):
 
 @final
 class MaxSizePartitioner(Partitioner):
-    """Divides variables into as few parts as are no larger than a size.
+    """A partitioner that makes as few parts as possible, none of them larger than a size.
 
     Args:
       max_shard_bytes: The largest size of a part, if it has more than one row.

@@ -16,14 +16,14 @@ class TerminationConfig:
     """The way a `PreemptionCheckpointHandler` detects and handles preemption.
 
     Args:
-      termination_watcher_fn: Called about once per second, in a thread, until it returns True: this
-        machine is about to be preempted. It should not block. By default the handler waits for
-        SIGTERM; with a function, it leaves that alone.
+      termination_watcher_fn: Called about once per second, in a thread, until it returns True,
+        which means that this machine is about to be preempted. It should not block. By default the
+        handler waits for SIGTERM; with a function, it leaves that signal alone.
       exit_fn: Called on every worker when the checkpoint is complete. By default `sys.exit(143)`,
-        after which `replicax launch --max-restarts`, and schedulers that restart what has failed,
+        after which `replicax launch --max-restarts`, and schedulers that restart failed jobs,
         start the workers again. If it returns, training continues, and nothing is saved again.
-      grace_period: The number of seconds that training continues after the notice; then it is
-        saved. Leave time for saving. By default, and with 0, it is saved after the current step.
+      grace_period: The number of seconds for which training continues after the notice, before it
+        is saved. Leave time for saving. By default, or with 0, it is saved after the current step.
       save_fn: Called in place of `CheckpointManager.save`, on every worker, with the arguments of
         `save_checkpoint_if_preempted`.
 

@@ -18,8 +18,8 @@ from replicax.termination._watching import Watcher
 
 Result = TypeVar("Result")
 
-# The code that shells give for a process that SIGTERM has ended. Schedulers that tell errors that
-# are worth another try from those that are not count it among the former.
+# The exit code that shells report for a process ended by SIGTERM. Schedulers that distinguish
+# errors worth retrying from others count it among the former.
 _EXIT_CODE = 143
 
 
@@ -28,17 +28,18 @@ class PreemptionCheckpointHandler:
     """A handler that saves and ends training, on all workers at one step, when one is preempted.
 
     Machines that can be preempted give notice, usually by SIGTERM. When one of the workers gets it,
-    all of them save after the same step, and exit. Started again, the program
-    constructs its handler again, which restores the latest checkpoint.
+    all of them save after the same step, and exit. When the program is started again, constructing
+    the handler restores the latest checkpoint.
 
     Construct it on every worker, in the main thread, after the strategy and the objects of the
     checkpoint.
 
     Args:
-      cluster_resolver: That of the strategy, `strategy.cluster_resolver`; None for one process.
-      checkpoint_or_checkpoint_manager: What is saved.
-      checkpoint_dir: Where a checkpoint is saved and looked for; a manager knows that itself. It is
-        for the handler alone, which keeps one checkpoint there.
+      cluster_resolver: The resolver of the strategy, `strategy.cluster_resolver`; None for one
+        process.
+      checkpoint_or_checkpoint_manager: The checkpoint to save, or its manager.
+      checkpoint_dir: The directory in which a checkpoint is saved and looked for; a manager has its
+        own. It is for the handler alone, which keeps one checkpoint there.
       termination_config: What to wait for instead of SIGTERM, how to save, and how to end.
 
     >>> import tempfile, replicax as rx
@@ -76,7 +77,7 @@ class PreemptionCheckpointHandler:
         )
         self._ended = False
         if config.termination_watcher_fn is None:
-            preemption.received_at()  # now, so that no signal is missed while state is restored
+            preemption.received_at()  # installed now, to miss no signal while state is restored
             self._told_at = preemption.received_at
         else:
             self._told_at = Watcher(config.termination_watcher_fn).told_at
@@ -85,7 +86,7 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """The number of calls of `run`, with those before the program was started again."""
+        """The number of calls of `run`, including those before the program was restarted."""
         return self._checkpoint._run_calls
 
     def run(
@@ -93,14 +94,14 @@ class PreemptionCheckpointHandler:
     ) -> Result:
         """Call a function that trains for one or more steps; then save and exit if that is due.
 
-        All workers call it, equally often. The state after the function is saved, so count steps
-        inside it, in a variable of the checkpoint, or by `total_run_calls`.
+        All workers must call it equally often. The state is saved after the function, so count
+        steps inside it, in a variable of the checkpoint, or by `total_run_calls`.
 
         Args:
-          distributed_train_function: The function, as a rule an `rx.function` that calls
+          distributed_train_function: The function, usually an `rx.function` that calls
             `strategy.run`.
-          *args: For the function.
-          **kwargs: For the function.
+          *args: Arguments for the function.
+          **kwargs: Keyword arguments for the function.
         """
         require_outside("run", "a `PreemptionCheckpointHandler`")
         if not callable(distributed_train_function):
@@ -116,13 +117,13 @@ class PreemptionCheckpointHandler:
     def save_checkpoint_if_preempted(self, *args: object, **kwargs: object) -> None:
         """Save and exit if a worker was asked to and its grace period is over.
 
-        It replaces `run` in loops that do not call a single function. All workers call it, equally
-        often, where the state can be saved.
+        Use it instead of `run` in loops that do not call a single function. All workers must call
+        it equally often, where the state can be saved.
 
         Args:
-          *args: For `CheckpointManager.save`, or `save_fn`. By default, the manager saves also if
-            its `checkpoint_interval` is not over.
-          **kwargs: The same.
+          *args: Arguments for `CheckpointManager.save`, or `save_fn`. By default, the manager saves
+            even if its `checkpoint_interval` is not over.
+          **kwargs: Keyword arguments for the same function.
         """
         require_outside("save_checkpoint_if_preempted", "a `PreemptionCheckpointHandler`")
         if self._ended or not preemption.agreed(self._must_stop()):
@@ -144,14 +145,14 @@ class PreemptionCheckpointHandler:
     def watch_preemption_scope(self) -> Iterator[None]:
         """Save and end after a block of code, if that is due.
 
-        It calls `save_checkpoint_if_preempted()` at the end of the block, unless that raises.
-        Put a step, or a few, into a block, and not the whole training.
+        It calls `save_checkpoint_if_preempted()` at the end of the block, unless the block raises.
+        Put one step or a few into a block, not the whole training.
         """
         yield
         self.save_checkpoint_if_preempted()
 
     def _must_stop(self) -> bool:
-        """Tell whether this worker's notice is so old that it cannot wait any longer."""
+        """Tell whether this worker has been given notice and its grace period is over."""
         told_at = self._told_at()
         grace = self._config.grace_period or 0.0
         return told_at is not None and time.monotonic() - told_at >= grace
@@ -168,7 +169,7 @@ class PreemptionCheckpointHandler:
 
 
 def _manager(given: Any, directory: Any, config: TerminationConfig) -> CheckpointManager | None:
-    """Return the manager that saves and restores; None if `save_fn` saves."""
+    """Return the manager that saves and restores, or None if `save_fn` saves."""
     if isinstance(given, CheckpointManager):
         if directory is not None:
             raise InvalidArgument(
@@ -192,7 +193,7 @@ def _manager(given: Any, directory: Any, config: TerminationConfig) -> Checkpoin
 
 
 def _require_workers(resolver: object) -> None:
-    """Raise if there are other workers, and this process does not work with them yet."""
+    """Raise if there are other workers and this process has not connected to them yet."""
     if resolver is None or cluster.session() is not None:
         return
     if not isinstance(resolver, cluster.ClusterResolver):

@@ -13,7 +13,7 @@ _POLL_SECONDS = 1.0
 
 @final
 class Watcher:
-    """A thread that asks a function until it says True; it ends with this object.
+    """A thread that polls a function until it returns True; it ends with this object.
 
     Args:
       is_requested: The function.
@@ -31,7 +31,7 @@ class Watcher:
         ).start()
 
     def told_at(self) -> float | None:
-        """Return the `time.monotonic()` at which it returned True; raise its error if it failed."""
+        """Return when the function returned True, by `time.monotonic`; raise its error, if any."""
         if self._seen.error is not None:
             raise self._seen.error
         return self._seen.at
@@ -39,7 +39,7 @@ class Watcher:
 
 @final
 class _Seen:
-    """The state of the thread; apart from the watcher, which the thread must not keep alive."""
+    """The state of the thread, separate from the watcher, which the thread must not keep alive."""
 
     def __init__(self) -> None:
         self.at: float | None = None

@@ -56,7 +56,7 @@ def regrouped_leaf(
         container = first.container
         if all(isinstance(other, Component) and other.container is container for other in row):
             return container
-    # Where it is an array, other workers have their own.
+    # Local replicas may share one array, but other workers have arrays of their own.
     apart = topology.spans_processes and isinstance(first, (jax.Array, np.ndarray, np.generic))
     if not apart and all(other is first for other in row):
         return first
@@ -64,10 +64,10 @@ def regrouped_leaf(
 
 
 def select(nest: Nest, index: int, topology: Topology, *, keep_opaque: bool = False) -> Nest:
-    """Return the components that local replica `index` gets of the values in `nest`.
+    """Return `nest` with the components of its values for local replica `index`.
 
     Plain arrays are brought to the replica's device, since JAX does not mix devices.
-    `keep_opaque` is for the arguments of functions: arrays that JAX moves itself stay there.
+    `keep_opaque` is for arguments of functions: arrays that JAX moves itself stay where they are.
     """
     sharding = topology.local_shardings[index]
 

@@ -16,9 +16,9 @@ from replicax.topology import REPLICA_AXIS, DeviceOrSharding, Topology
 
 
 def place(value: Any, sharding: DeviceOrSharding) -> jax.Array:
-    """Return `value` as an array on these devices: itself if it is on them, however it is divided.
+    """Return `value` as an array on these devices; unchanged if it is on them, however divided.
 
-    While a program is traced nothing is moved: placement is up to XLA there.
+    While a program is being traced, nothing is moved: placement is up to XLA.
     """
     if isinstance(value, Tracer) or _context.current().program is not None:
         return value
@@ -61,7 +61,7 @@ def is_at(array: jax.Array, sharding: DeviceOrSharding) -> bool:
 def assembled(
     shape: tuple[int, ...], sharding: Any, components: Sequence[Any], topology: Topology
 ) -> jax.Array:
-    """Assemble one array from the replicas' parts, at once, even while tracing."""
+    """Assemble one array from the replicas' parts, immediately even while tracing."""
     with jax.ensure_compile_time_eval():
         placed = [
             component if _is_laid_out(component, own) else jax.device_put(component, own)
@@ -81,7 +81,7 @@ def _is_laid_out(value: object, sharding: DeviceOrSharding) -> bool:
 
 
 def without_replicas(axes: object) -> object:
-    """Return an entry of a layout, on the devices of one replica."""
+    """Return an entry of a `PartitionSpec` without the axis of the replicas."""
     if isinstance(axes, tuple):
         return tuple(axis for axis in axes if axis != REPLICA_AXIS) or None
     return None if axes == REPLICA_AXIS else axes

@@ -2,7 +2,7 @@
 
 Both are views of one global `jax.Array` over the mesh of a topology, or of a tuple of components,
 or of both: whichever a caller asks for is made from the other on demand and kept. Compiled
-programs take and give global arrays, eager replicas components; neither pays for the other.
+programs take and return global arrays, eager replicas components; neither pays for the other.
 Inside the part of a program that every replica runs, the array is the replica's own component.
 """
 
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 class _NoAttribute(InvalidType, AttributeError):
-    """The error for a value that is no array, also for `hasattr` and `getattr` with a default."""
+    """The error for a value that is not an array, which `hasattr` and `getattr` understand too."""
 
 
 class DistributedValues(ABC):
@@ -61,7 +61,7 @@ class DistributedValues(ABC):
 
     @property
     def whole(self) -> jax.Array | None:
-        """The array that stands for all of it, if that has been made."""
+        """The global array, if it has been made."""
         return self._array
 
     @property
@@ -93,9 +93,9 @@ class DistributedValues(ABC):
         return type(self)((*values[:index], component, *values[index + 1 :]), self._topology)
 
     def own_component(self) -> Leaf | None:
-        """Return the component of the running replica; None outside its replicas.
+        """Return the component of the running replica, or None if none of its replicas is running.
 
-        This is for values that a function closes over: its arguments are taken apart already.
+        This is for values that a function closes over; its arguments have been taken apart already.
         """
         if not self._is_captured():
             return None
@@ -104,7 +104,7 @@ class DistributedValues(ABC):
         return self.component(frame.replica.local_index)
 
     def _is_captured(self) -> bool:
-        """Tell whether a function that closes over the value runs, as one of its replicas."""
+        """Tell whether one of its replicas is running, whose code closes over the value."""
         frame = _context.current()
         if frame.replica is None or frame.strategy is None or self._inside:
             return False
@@ -117,7 +117,7 @@ class DistributedValues(ABC):
     def array(self, topology: Topology) -> jax.Array:
         """Return the global array over the mesh of `topology`."""
 
-    # The value as an array, where it is one.
+    # The following treat the value as an array, and raise where it is not one.
 
     @property
     def shape(self) -> Shape:
@@ -137,7 +137,7 @@ class DistributedValues(ABC):
 
     @abstractmethod
     def _as_array(self) -> jax.Array:
-        """Return the array that the value is here; refuse to, if it is several."""
+        """Return the array that the value stands for here; raise if it stands for several."""
 
     @abstractmethod
     def known(self) -> jax.Array | jax.ShapeDtypeStruct:

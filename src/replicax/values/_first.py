@@ -22,8 +22,8 @@ def first(nest: Nest) -> Nest:
     """Return a nest with the first replica's component of every distributed value.
 
     This is for values that are equal on all replicas, such as parameters that every replica has
-    changed by the same gradients. With several workers it is this worker's first replica. Other
-    leaves stay as they are.
+    updated with the same gradients. With several workers, it takes this worker's first replica.
+    Other leaves are unchanged.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])

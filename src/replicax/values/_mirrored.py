@@ -23,8 +23,8 @@ from replicax.values._distributed import DistributedValues, known_of
 class Mirrored(ArrayOperators, DistributedValues):
     """A value that is the same on every replica, with a copy on each of their devices.
 
-    It is usable as an array: as the copy of the first replica or, in a function given to `run`, the
-    copy of the replica that runs.
+    It is usable as an array: as the copy of the first replica or, in a function given to `run`, as
+    the copy of the running replica.
     """
 
     __slots__ = ()
@@ -35,11 +35,11 @@ class Mirrored(ArrayOperators, DistributedValues):
         return cls._of_array(array, topology, inside)
 
     def with_array(self, array: jax.Array) -> Mirrored:
-        """Return another value in the same place."""
+        """Return a value with another array, on the same devices."""
         return self._of_array(array, self._topology, self._inside)
 
     def map(self, function: Callable[[Any], Nest]) -> Mirrored:
-        """Return `function` of the value, on every device."""
+        """Apply `function` to the value, on every device."""
         assert self._topology is not None
         array = function(self.array(self._topology))
         return Mirrored.from_array(array, self._topology, inside=self._inside)

@@ -16,12 +16,12 @@ from replicax.values._distributed import Shape
 
 
 def largest_of(shapes: Sequence[Shape]) -> Shape:
-    """Return the largest size in each dimension, of shapes of one rank."""
+    """Return the largest size in each dimension of shapes of equal rank."""
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
 def pad(components: Sequence[object], shapes: Sequence[Shape], topology: Topology) -> jax.Array:
-    """Return the local components as a global array, each as large as the largest of `shapes`."""
+    """Return the local components as a global array, each padded to the largest of `shapes`."""
     largest = largest_of(shapes)
     if any(isinstance(component, Tracer) for component in components):
         return jnp.concatenate([_filled(jnp.pad, jnp.asarray(c), largest) for c in components])
@@ -32,7 +32,7 @@ def pad(components: Sequence[object], shapes: Sequence[Shape], topology: Topolog
 
 
 def cut_traced(padded: jax.Array, shapes: Sequence[Shape]) -> tuple[jax.Array, ...]:
-    """Return the components of all replicas, of an array in a program."""
+    """Return the components of all replicas from a padded array in a program."""
     rows = len(padded) // len(shapes)
     return tuple(
         padded[i * rows : (i + 1) * rows][tuple(map(slice, shape))]

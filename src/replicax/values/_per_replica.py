@@ -51,7 +51,7 @@ class PerReplica(Arithmetic, DistributedValues):
         *,
         shapes: Sequence[Shape] | None = None,
     ) -> None:
-        """Make a value of the local replicas' components; `shapes` are those of all, if known."""
+        """Make a value from the local components; `shapes` are those of all replicas, if known."""
         super().__init__(values, topology)
         self._common = None
         self._shapes = None if shapes is None else tuple(shapes)
@@ -66,9 +66,10 @@ class PerReplica(Arithmetic, DistributedValues):
         scalars: bool = False,
         inside: bool = False,
     ) -> PerReplica:
-        """Make a value of an array split over the replicas; `scalars` if each row is a component.
+        """Make a value from an array that is split over the replicas.
 
-        `inside` a program, the array is the replica's own component.
+        With `scalars`, each row is a component. With `inside`, which is for programs, the array is
+        the replica's own component.
         """
         self = cls._of_array(array, topology, inside)
         self._scalars = array.ndim == 0 if inside else scalars
@@ -85,7 +86,7 @@ class PerReplica(Arithmetic, DistributedValues):
     def from_padded(
         cls, padded: jax.Array, topology: Topology, shapes: Sequence[Shape]
     ) -> PerReplica:
-        """Make a value of an array that `padded` returned and the shapes of all components."""
+        """Make a value from an array that `padded` returned and the shapes of all components."""
         self = cls._of_array(padded, topology, False)
         self._array, self._padded = None, padded
         self._scalars, self._shapes = False, tuple(shapes)
@@ -93,9 +94,9 @@ class PerReplica(Arithmetic, DistributedValues):
 
     @classmethod
     def of_common(cls, array: jax.Array, topology: Topology) -> PerReplica:
-        """Make a value of an array on every device: all replicas have the same, by construction.
+        """Make a value from an array on every device, which is by construction equal on all.
 
-        So it can be used as that array, as well as taken apart.
+        It can be used as that array, as well as taken apart.
         """
         self = cls.__new__(cls)
         self._topology, self._components, self._array = topology, None, None
@@ -105,7 +106,7 @@ class PerReplica(Arithmetic, DistributedValues):
 
     @property
     def common(self) -> jax.Array | None:
-        """The array that all replicas share, over all their devices; None unless it is known."""
+        """The array that all replicas are known to share, over all their devices, if any."""
         return self._common
 
     def note_sum(self, total: jax.Array) -> None:
@@ -119,14 +120,14 @@ class PerReplica(Arithmetic, DistributedValues):
 
     @classmethod
     def stacked(cls, array: jax.Array, topology: Topology) -> PerReplica:
-        """Make a value of an array with a dimension for the replicas of all workers in front."""
+        """Make a value from an array whose first dimension is the replicas of all workers."""
         if array.ndim == 1:
             return cls.from_array(array, topology, scalars=True)
         replicas, rows, *rest = array.shape
         return cls.from_array(array.reshape(replicas * rows, *rest), topology)
 
     def of_topology(self, topology: Topology) -> PerReplica:
-        """Return the value as one of `topology`; one made by hand does not know of workers."""
+        """Return the value as one of `topology`; one made by hand knows nothing of workers."""
         if self._topology is None and topology.spans_processes:
             return PerReplica(self.values, topology)
         return self
@@ -146,7 +147,7 @@ class PerReplica(Arithmetic, DistributedValues):
         return PerReplica(components, topology, shapes=shapes)
 
     def agreed(self) -> Mirrored:
-        """Return the components as one value, for replicas that are known to have the same."""
+        """Return the value as a mirrored one; its components must be known to be equal."""
         if self._inside and self._topology is not None:
             assert self._array is not None
             return Mirrored.from_array(self._array, self._topology, inside=True)
@@ -155,10 +156,10 @@ class PerReplica(Arithmetic, DistributedValues):
     def array(self, topology: Topology) -> jax.Array:
         """Return the global array over `topology`: components concatenated, scalars stacked.
 
-        All components need one shape and one dtype.
+        All components must have the same shape and dtype.
         """
         if isinstance(self._common, Tracer):
-            # It is for the replicas of all workers, of which this process has only some.
+            # The array is for the replicas of all workers, of which this process has only some.
             combine = jnp.stack if self._scalars else jnp.concatenate
             return combine([self._common] * topology.num_replicas)
         if self._array is None:
@@ -183,7 +184,7 @@ class PerReplica(Arithmetic, DistributedValues):
     def padded(self, topology: Topology) -> jax.Array:
         """Return the global array of components of different shapes, padded with zeros.
 
-        Each is as large as the largest in every dimension.
+        Each is padded to the largest size in every dimension.
         """
         if self._padded is None:
             padded = pad(self.values, self.shapes, topology)
@@ -217,7 +218,7 @@ class PerReplica(Arithmetic, DistributedValues):
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The shape of every replica's component; workers that made it must have agreed on them."""
+        """The shape of every replica's component, on which its workers must have agreed."""
         known = self.known_shapes()
         if known is None:
             raise InvalidArgument(
@@ -229,7 +230,7 @@ class PerReplica(Arithmetic, DistributedValues):
         return known
 
     def known_shapes(self) -> tuple[Shape, ...] | None:
-        """Return the shape of every replica's component; None if only the other workers know."""
+        """Return the shape of every replica's component, or None if other workers' are unknown."""
         topology = self._topology
         if topology is not None and self.is_assembled:
             return (np.shape(self.samples()[0]),) * topology.num_replicas
@@ -239,11 +240,11 @@ class PerReplica(Arithmetic, DistributedValues):
 
     @property
     def has_known_shapes(self) -> bool:
-        """True if `shapes` is available: not so for values that several workers just computed."""
+        """True if `shapes` is known: it is not if several workers have just computed the value."""
         return self._shapes is not None or self.is_assembled or not _is_shared(self._topology)
 
     def learn_shapes(self, shapes: Sequence[Shape]) -> None:
-        """Take over the shapes of all replicas' components, on which the workers have agreed."""
+        """Record the shapes of all replicas' components, on which the workers have agreed."""
         self._shapes = tuple(shapes)
 
     def replaced(self, index: int, component: object) -> PerReplica:
@@ -253,14 +254,14 @@ class PerReplica(Arithmetic, DistributedValues):
         return value
 
     def local_kinds(self) -> list[tuple[Shape, str]]:
-        """Return shape and dtype of the component of each local replica."""
+        """Return the shape and the dtype of each local replica's component."""
         kinds = [(np.shape(sample), _kind_of(sample)) for sample in self.samples()]
         if len(kinds) == 1 and self._topology is not None:
             kinds *= len(self._topology.local_replicas)
         return kinds
 
     def samples(self) -> tuple[Any, ...]:
-        """Return samples that show the dtypes: the local components, or one where all are alike."""
+        """Return samples that show the dtypes: the local components, or one if all are alike."""
         if self._components is not None:
             return self._components
         if self._common is not None:
@@ -277,14 +278,14 @@ class PerReplica(Arithmetic, DistributedValues):
         return (jax.ShapeDtypeStruct(shape, self._array.dtype),)
 
     def _uneven(self) -> tuple[jax.Array, tuple[Shape, ...], Topology]:
-        """Return the padded array, the shapes and the topology of such a value."""
+        """Return the padded array, the shapes and the topology of a value of uneven shapes."""
         assert self._padded is not None
         assert self._shapes is not None
         assert self._topology is not None
         return self._padded, self._shapes, self._topology
 
     def _stacked(self, array: jax.Array) -> jax.Array:
-        """Return the global array with a dimension for the replicas in front."""
+        """Return the global array with the replicas as a first dimension of their own."""
         assert self._topology is not None
         if self._scalars:
             return array
@@ -295,7 +296,7 @@ class PerReplica(Arithmetic, DistributedValues):
     def _parts(array: jax.Array, topology: Topology) -> tuple[jax.Array, Shape, PartitionSpec]:
         first, *rest = getattr(array.sharding, "spec", ()) or (None,)
         if first != REPLICA_AXIS and REPLICA_AXIS not in (first or ()):
-            # XLA may leave an array without elements like this.
+            # XLA may lay out an array without elements like this.
             array, first, rest = jax.device_put(array, topology.split), REPLICA_AXIS, []
         spec = PartitionSpec(without_replicas(first), *rest)
         return array, _component_shape(array.shape, topology), spec
@@ -330,13 +331,13 @@ class PerReplica(Arithmetic, DistributedValues):
     def __jax_array__(  # pyright: ignore[reportIncompatibleMethodOverride]  callable nevertheless
         self,
     ) -> Callable[[], jax.Array]:
-        # This is a property because JAX looks at it before it calls it.
+        # This is a property because JAX looks the attribute up before it calls it.
         array = self._as_array()
         return lambda: array
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the array, where the value is one: `loss.item()`, `leaf.real`."""
-        if name in _KNOWN_OF_ARRAYS:  # a property has raised, and Python asks here
+        """Return an attribute of the array, if the value is one: `loss.item()`, `leaf.real`."""
+        if name in _KNOWN_OF_ARRAYS:  # a property has raised, so Python falls back to this
             return self._attribute(name)
         if name not in _OF_ARRAYS:
             raise AttributeError(f"'PerReplica' object has no attribute {name!r}")
@@ -349,7 +350,7 @@ class PerReplica(Arithmetic, DistributedValues):
         return self._only() if own is None else jnp.asarray(own)
 
     def is_one_array(self) -> bool:
-        """Tell whether it is one array here: that of the replica that runs, or the only one."""
+        """Tell whether it is one array here: that of the running replica, or the only one."""
         if self._common is not None:
             return True
         if self._topology is not None and self._topology.num_replicas == 1:
@@ -359,7 +360,8 @@ class PerReplica(Arithmetic, DistributedValues):
     def known(self) -> jax.Array | jax.ShapeDtypeStruct:
         if not self.is_one_array():
             self._refuse()
-        # In a program, what replicas close over has one shape, and taking a component computes.
+        # In a program, values that replicas close over have one shape, and taking a component would
+        # compute something.
         own = self.own_component() if _context.current().program is None else None
         return known_of(self.samples()[0] if own is None else own)
 
@@ -371,20 +373,20 @@ class PerReplica(Arithmetic, DistributedValues):
             assert self._topology is not None
             return as_plain(self._common, self._topology)
         if self._components is not None and isinstance(self._components[0], Tracer):
-            return super().component(index)  # made in the program, of the only replica
+            return super().component(index)  # made in the program, for the only replica
         return self._component_in_program()
 
     def _component_in_program(self) -> jax.Array:
         """Return a replica's component, in the part of a program that all replicas run.
 
-        The value is not an argument of that part, but was there before: the code closes over it.
+        The value is not an argument of that part: it existed before, and the code closes over it.
         """
         replica = jax.lax.axis_index(REPLICA_AXIS)
         if isinstance(self._array, Tracer):  # It belongs to the outer level.
             return self._stacked(self._array)[replica]
         spans_processes = self._topology is not None and self._topology.spans_processes
         if spans_processes or not self.uniform:
-            # This is not a `TypeError`, whose message JAX would replace by one of its own.
+            # This is not a `TypeError`, whose message JAX would replace with one of its own.
             raise InvalidArgument(
                 "A compiled function closes over a PerReplica value "
                 f"({self._describe_components()}), of which a program of several workers, or of "
@@ -397,7 +399,7 @@ class PerReplica(Arithmetic, DistributedValues):
         return uncommitted(components)[replica]
 
     def _only(self) -> jax.Array:
-        """Return the component, if this process has one, or all have the same."""
+        """Return the component, if this process has only one or all are the same."""
         if self._common is not None:
             assert self._topology is not None
             return as_plain(self._common, self._topology)
@@ -422,7 +424,7 @@ class PerReplica(Arithmetic, DistributedValues):
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.__jax_array__(), dtype=dtype, copy=True if copy else None)
 
-    # A single number is allowed where this process has one replica, also with several workers:
+    # Conversion to a number is allowed if this process has one replica, even with several workers:
     # programs print their own loss this way. As an array, a value of several workers is refused.
 
     def __float__(self) -> float:
@@ -436,7 +438,7 @@ class PerReplica(Arithmetic, DistributedValues):
 
 
 _KNOWN_OF_ARRAYS = ("shape", "dtype", "ndim", "size")
-# The attributes of arrays that programs use, besides functions of `jax.numpy`.
+# The attributes of arrays that programs use, in addition to functions of `jax.numpy`.
 _OF_ARRAYS = frozenset(
     {
         *("T", "all", "any", "argmax", "argmin", "astype", "at", "flatten", "imag", "item", "max"),
@@ -469,5 +471,5 @@ def _kind_of(component: object) -> str:
 
 
 def describe_each(things: Sequence[object]) -> str:
-    """Return the text for messages about an object of each replica: "replica 0: ..."."""
+    """Describe one object per replica for a message: "replica 0: ..."."""
     return ", ".join(f"replica {i}: {thing}" for i, thing in enumerate(things))

@@ -10,14 +10,14 @@ from replicax.compat.v1._strategy import Strategy
 
 
 def get_strategy() -> strategies.Strategy:
-    """Return the current strategy; outside every scope the default one, with v1's methods."""
+    """Return the current strategy; outside of every scope, the default one with v1's methods."""
     strategy = strategies.get_strategy()
     return _default_strategy() if strategy.identity is None else strategy
 
 
 @final
 class _DefaultStrategy(Strategy):
-    """The default strategy with another interface: it has the same parts."""
+    """The default strategy with the interface of v1, made of the same parts."""
 
     def __init__(self) -> None:
         super().__init__(strategies.get_strategy().extended)

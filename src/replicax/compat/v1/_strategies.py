@@ -19,7 +19,7 @@ from replicax.strategies import central_storage, mirrored, multi_worker, one_dev
 
 @final
 class OneDeviceStrategy(Strategy):
-    """A strategy that has everything on one device.
+    """A strategy that places everything on one device.
 
     >>> import replicax as rx
     >>> strategy = rx.compat.v1.OneDeviceStrategy(device="/cpu:0")

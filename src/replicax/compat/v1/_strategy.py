@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Strategy(strategies.Strategy):
-    """A strategy with the methods that it has in v1.
+    """A strategy with the methods of v1.
 
     >>> import warnings, numpy as np, replicax as rx
     >>> warnings.simplefilter("ignore", DeprecationWarning)
@@ -55,7 +55,7 @@ class Strategy(strategies.Strategy):
 
     @deprecated("Use `iter(strategy.experimental_distribute_dataset(dataset))`.")
     def make_dataset_iterator(self, dataset: DatasetLike) -> InitializableIterator:
-        """Return an iterator over a dataset of global batches, which must be initialized."""
+        """Return an uninitialized iterator over a dataset of global batches."""
         return InitializableIterator(self.experimental_distribute_dataset(dataset))
 
     @deprecated("Use `iter(strategy.distribute_datasets_from_function(dataset_fn))`.")
@@ -64,7 +64,7 @@ class Strategy(strategies.Strategy):
         input_fn: Callable[[InputContext], DatasetLike],
         replication_mode: ReplicationModeLike = InputReplicationMode.PER_WORKER,
     ) -> InitializableIterator:
-        """Return an iterator over the replicas' batches, which must be initialized.
+        """Return an uninitialized iterator over the replicas' batches.
 
         Args:
           input_fn: Gets an `rx.InputContext`, and returns a dataset of batches for one replica, or
@@ -119,7 +119,7 @@ class Strategy(strategies.Strategy):
 
 
 def _gives_elements(made: object) -> bool:
-    """Tell whether it is a function that returns elements, not a dataset or one that makes it."""
+    """Tell whether `made` is a function that returns elements, not a dataset or its maker."""
     return (
         callable(made)
         and not isinstance(made, (Iterable, type))

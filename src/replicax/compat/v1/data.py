@@ -10,11 +10,11 @@ from replicax.input import DistributedDataset, InitializableIterator
 def make_initializable_iterator(
     dataset: DistributedDataset, shared_name: object = None
 ) -> InitializableIterator:
-    """Return an iterator over a distributed dataset, which must be initialized.
+    """Return an uninitialized iterator over a distributed dataset.
 
     Args:
       dataset: A distributed dataset.
-      shared_name: Accepted and not used, as there are no sessions to share the iterator.
+      shared_name: Accepted but ignored, as there are no sessions to share the iterator.
 
     >>> import numpy as np, replicax as rx
     >>> strategy = rx.compat.v1.OneDeviceStrategy("CPU:0")

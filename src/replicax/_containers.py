@@ -127,7 +127,7 @@ _kinds: dict[type, _Kind] = {}
 _plain: set[type] = set()  # the classes seen so far that are not containers
 
 
-def has_none(leaves: Sequence[object]) -> bool:
+def has_no_container(leaves: Sequence[object]) -> bool:
     """Tell whether no leaf can be a container; this takes 0.4 us per batch, on every step."""
     return set(map(type, leaves)) <= _plain
 
@@ -220,7 +220,7 @@ def opened(nest: object, *, data_only: bool, is_leaf: IsLeaf) -> object:
         return is_container(leaf, data_only=data_only, is_leaf=is_leaf)
 
     leaves = jax.tree.leaves(nest, is_leaf=is_leaf)
-    if has_none(leaves) or not any(map(is_one, leaves)):
+    if has_no_container(leaves) or not any(map(is_one, leaves)):
         return nest
     return jax.tree.map(
         lambda leaf: _Opened(leaf, data_only, is_leaf) if is_one(leaf) else leaf,

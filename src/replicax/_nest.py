@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import jax
 from jax.tree_util import PyTreeDef
 
-from replicax._containers import has_none, is_container, opened
+from replicax._containers import has_no_container, is_container, opened
 from replicax._typing import Leaf, Nest
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def flatten(
     `everything`, always.
     """
     leaves, structure = jax.tree.flatten(nest, is_leaf=_leaf_test(keep_opaque))
-    if has_none(leaves):
+    if has_no_container(leaves):
         return leaves, structure
     return jax.tree.flatten(_opened(nest, keep_opaque, everything), is_leaf=_leaf_test(keep_opaque))
 

@@ -10,11 +10,11 @@ of the reference API would catch, so `except ValueError` still works.
      ├─ InconsistentTracing   (RuntimeError)           a function differed when traced again
      ├─ AuditFailed           (RuntimeError)           a compiled step differs from the eager one
      ├─ NotInitialized        (RuntimeError)           an iterator of v1 before `initialize()`
-     ├─ ClusterError          (ValueError)             a cluster that is described wrongly
-     ├─ StartFailed           (RuntimeError)           workers did not come together
+     ├─ ClusterError          (ValueError)             an invalid description of a cluster
+     ├─ StartFailed           (RuntimeError)           workers could not start together
      ├─ WorkerLost            (RuntimeError)           another worker died, failed, left or is stuck
      ├─ ProgramMismatch       (RuntimeError)           workers are about to run different programs
-     ├─ InputFailed           (RuntimeError)           the dataset failed, here or at another worker
+     ├─ InputFailed           (RuntimeError)           the dataset failed, here or on another worker
      ├─ DeviceError           (ValueError)             unknown, repeated or missing device
      ├─ InvalidArgument       (ValueError)             an argument that cannot mean anything here
      │   ├─ ShapeMismatch                              shapes that do not fit each other
@@ -23,7 +23,7 @@ of the reference API would catch, so `except ValueError` still works.
      ├─ InvalidType           (TypeError, ValueError)  a value of a type that does not fit
      │   ├─ StructureMismatch                          nests of different structure
      │   └─ MeetingInTrace                             replicas cannot meet inside `jax.jit`
-     ├─ CheckpointError                                of saving and restoring
+     ├─ CheckpointError                                saving or restoring failed
      │   ├─ SaveFailed        (RuntimeError)           a checkpoint could not be written
      │   ├─ CheckpointNotFound (FileNotFoundError)     there is none at that path
      │   ├─ InvalidCheckpoint (ValueError)             damaged, cut off, or of another program

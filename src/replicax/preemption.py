@@ -50,7 +50,9 @@ class _Handler:
 
     def __init__(self) -> None:
         self.received_at: float | None = None
-        self._previous, self._process = signal.getsignal(signal.SIGTERM), os.getpid()
+        # It is None if a library in C has set it, and Python cannot put that back.
+        self._previous = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+        self._process = os.getpid()
 
     def __call__(self, number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, self._previous)

@@ -21,7 +21,7 @@ import numpy as np
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._failures import reason
 from replicax.checkpoint._manifest import ArrayFacts, Manifest
-from replicax.checkpoint._workers import all_gather, on_all_workers, this_worker
+from replicax.checkpoint._workers import SAVING, all_gather, on_all_workers, this_worker
 from replicax.errors import InvalidCheckpoint, SaveFailed
 from replicax.variables import Part, Ranges, WorkerParts
 
@@ -59,12 +59,13 @@ class SharedWorkplace:
             return self._locks.enter_context(files.workplace(path)).name
 
         try:
-            name = on_all_workers("make a directory for a checkpoint", make)
+            name = on_all_workers("make a directory for a checkpoint", make, SAVING)
             self._place = path.parent / all_gather("the directory of a checkpoint", name)[0]
             part = self._place / _name(self._own)
             self._own_place = on_all_workers(
                 "join in writing a checkpoint",
                 lambda: self._locks.enter_context(_workplace_when_seen(part)),
+                SAVING,
             )
         except BaseException:
             self.close()

@@ -22,7 +22,13 @@ from replicax.checkpoint._entries import ArrayEntry
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._manifest import ArrayFacts, Manifest, Position, is_key
 from replicax.checkpoint._parts import SharedWorkplace
-from replicax.checkpoint._workers import all_gather, this_worker, worker_count, worker_name
+from replicax.checkpoint._workers import (
+    SAVING,
+    all_gather,
+    this_worker,
+    worker_count,
+    worker_name,
+)
 from replicax.checkpoint._writer_thread import BUSY, DONE, Writer, under_way
 from replicax.errors import (
     CheckpointError,
@@ -48,7 +54,7 @@ class Numbered:
     directory: Path
     name: str
     number: int | None = None
-    doing: ClassVar[str] = "saving a checkpoint"
+    doing: ClassVar[str] = SAVING
     replaces: ClassVar[bool] = False
 
     @property

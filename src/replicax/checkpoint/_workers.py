@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+# What the messages about a lost or stuck worker say it was doing.
+SAVING, RESTORING = "saving a checkpoint", "restoring a checkpoint"
+
 
 def all_gather(label: str, value: object = None) -> list[Json]:
     """Return the values of all workers; in a single process, only its own."""
@@ -35,16 +38,14 @@ def worker_name(worker: int) -> str:
     return "this process" if session is None else session.members.names[worker]
 
 
-def on_all_workers(what: str, action: Callable[[], Result]) -> Result:
+def on_all_workers(what: str, action: Callable[[], Result], label: str = RESTORING) -> Result:
     """Call `action` and return its result; if it fails on one worker, raise on all of them."""
     result, failure = None, None
     try:
         result = action()
     except Exception as error:
         failure = error
-    outcomes = all_gather(
-        "restoring a checkpoint", failure and f"{type(failure).__name__}: {failure}"
-    )
+    outcomes = all_gather(label, failure and f"{type(failure).__name__}: {failure}")
     if failure is not None:
         raise failure
     for worker, text in enumerate(outcomes):

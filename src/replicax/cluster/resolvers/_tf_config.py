@@ -21,7 +21,7 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222"]}, "task": {"type": "worker", "
 
 @final
 class TFConfigClusterResolver(ClusterResolver):
-    """A resolver that reads the environment variable TF_CONFIG, each time that it is asked.
+    """A resolver that reads the environment variable TF_CONFIG each time it is asked.
 
     Without that variable the cluster is empty. Arguments take precedence over it.
 
@@ -162,7 +162,7 @@ def _read() -> dict[str, object]:
         config = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         _refuse("It is nested too deeply")
-    except ValueError as error:  # also of a number with more digits than Python reads
+    except ValueError as error:  # including a number with more digits than Python reads
         _refuse(f"It is not JSON ({error})")
     if not isinstance(config, dict):
         _refuse("It is JSON, but not an object")

@@ -144,7 +144,7 @@ class Session:
         except BaseException as error:
             self._say_farewell(error)
             self._watchdog.close()
-            # A worker that failed because of another learns from its hub, at exit, when that one
+            # At exit, a worker that failed because of another learns from its hub when that one
             # ends.
             if self._hub is not None and not self._secondary:
                 self._hub.close()

@@ -83,8 +83,7 @@ class ClusterSpec:
         A job without tasks is an empty dict, as in the reference.
         """
         return {
-            # Indices are in order: none is missing if the last equals the number of those before
-            # it.
+            # Indices are in order: none is missing if the last equals the number before it.
             job: list(tasks.values()) if tasks and max(tasks) == len(tasks) - 1 else dict(tasks)
             for job, tasks in self._tasks.items()
         }

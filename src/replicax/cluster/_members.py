@@ -29,7 +29,7 @@ class Address:
     def parse(cls, text: str) -> Address:
         host, separator, port = text.rpartition(":")
         try:
-            host.encode("idna")  # as the system does when it looks the name up
+            host.encode("idna")  # as the system does when it looks up the name
             valid = bool(separator and host and port.isdecimal() and 0 < int(port) < 65536)
         except ValueError:  # a UnicodeError, or a number with thousands of digits
             valid = False

@@ -72,7 +72,7 @@ class Progress:
             self._waiting = None
 
     def takes_part(self, thread: threading.Thread) -> bool:
-        """Return whether a thread has done something together with other workers."""
+        """Return whether a thread has taken part in a joint operation."""
         return thread in self._threads
 
     @contextmanager
@@ -124,7 +124,7 @@ class Progress:
         users, others = _lines_of(self._main)
         where = (users or others)[:_FRAMES]
         reader = self._reader
-        if reader is None or self._input:  # the input, if any, waits for that of other workers
+        if reader is None or self._input:  # the input, if any, waits for other workers' input
             return where
         # If Grain reads in threads of its own, the user's code runs in one of those.
         helpers = [each for each in threading.enumerate() if each.name.startswith("grain")]

@@ -15,7 +15,7 @@ from replicax.cluster._messages import Unreached
 
 # Long enough for the system to try several times, once per second, if the network loses packets.
 _PROBE_SECONDS = 10.0
-_SHOWN = 6  # connections in a message
+_SHOWN = 6  # failures shown in a message
 
 
 @final

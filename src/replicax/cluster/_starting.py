@@ -135,7 +135,7 @@ def join_jax(members: Members, coordinator: str) -> None:
 
 
 def listen_for_gloo(members: Members, allowed: PortRange | None) -> str | None:
-    """Make Gloo listen; return the address, or None if it cannot be found out."""
+    """Make Gloo listen; return the address, or None if it cannot be determined."""
 
     def make() -> Any:
         try:

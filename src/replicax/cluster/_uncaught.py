@@ -16,7 +16,7 @@ from replicax.errors import WorkerLost
 
 @final
 class Uncaught:
-    """Hooks that see errors that nothing catches.
+    """Hooks for errors that nothing catches.
 
     Args:
       progress: Knows which threads work together with other workers.

@@ -74,7 +74,7 @@ class Watchdog:
             diagnosis = self._diagnosis(waiting)
             if diagnosis is not None:
                 raise WorkerLost(diagnosis)
-        if waiting.topic is None:  # otherwise it would arrive through the hub
+        if waiting.topic is None:  # a value with a topic arrives through the hub
             unreached = self._unreached()
             if unreached is None:
                 return False

@@ -23,8 +23,8 @@ class Check:
 
     Args:
       verdict: The judgement.
-      name: What was looked at.
-      found: What was seen there.
+      name: The subject of the check.
+      found: What was found.
       advice: What to do, as sentences; every problem has some.
     """
 

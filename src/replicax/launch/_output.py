@@ -50,7 +50,7 @@ class Output:
         self._thread.start()
 
     def last_lines(self, index: int) -> list[str]:
-        """Return the worker's last output."""
+        """Return the last lines of a worker's output."""
         return [line.decode(errors="replace") for line in list(self._lines[index].last)]
 
     def wait(self, seconds: float) -> None:

@@ -42,7 +42,7 @@ class Screen:
             self._line.stop()
 
     def show(self, worker: int, lines: Sequence[bytes]) -> None:
-        """Write lines of a worker."""
+        """Write a worker's lines."""
         if not lines:
             return
         prefix, end = b"[worker %d] " % worker, b"\n"
@@ -63,7 +63,7 @@ class Screen:
             self._status.progress.pop(worker, None)
 
     def say(self, message: str) -> None:
-        """Write a message of the launcher."""
+        """Write a message from the launcher."""
         text = f"[{self._status.name}] {message}\n".encode()
         with self._speaking:
             if self._line is None:

@@ -135,7 +135,7 @@ class Topology:
 
     @property
     def num_tasks(self) -> int:
-        """The number of processes that have devices here."""
+        """The number of processes that have devices in the grid."""
         return self._coordinates.shape[0]
 
     @property

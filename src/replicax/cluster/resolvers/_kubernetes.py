@@ -35,7 +35,7 @@ class KubernetesClusterResolver(ClusterResolver):
     Args:
       job_to_label_mapping: For each job, the label selectors of its pods.
       tf_server_port: The port of every task.
-      rpc_layer: The protocol that is put before addresses of masters.
+      rpc_layer: The protocol prefix for the addresses of masters.
       override_client: A `kubernetes.client.CoreV1Api`, or an object that has its
         `list_pod_for_all_namespaces`.
       num_workers: The number of pods of the Job, by default REPLICAX_NUM_WORKERS.
@@ -91,7 +91,7 @@ class KubernetesClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, by default this one; empty if this one is not known."""
+        """Return the address of a task, by default this one, or "" if that is not known."""
         return self._address_of(task_type, task_id, rpc_layer) or ""
 
     @property

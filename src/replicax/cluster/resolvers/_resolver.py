@@ -74,7 +74,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_type(self) -> str | None:
-        """The job that this process belongs to, such as "worker"; None if that is not known."""
+        """The job that this process belongs to, such as "worker", or None if that is not known."""
         return self._task_type
 
     @task_type.setter
@@ -83,7 +83,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; None if that is not known."""
+        """The index of this process in its job, or None if that is not known."""
         return self._task_id
 
     @task_id.setter
@@ -92,7 +92,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol that is put before addresses of masters, such as "grpc"."""
+        """The protocol prefix for the addresses of masters, such as "grpc"."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -102,7 +102,7 @@ class ClusterResolver(abc.ABC):
     def _address_of(
         self, task_type: str | None, task_id: int | None, rpc_layer: str | None
     ) -> str | None:
-        """Return the address of a task, by default this one; None if this one is not known."""
+        """Return the address of a task, by default this one, or None if that is not known."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:

@@ -26,7 +26,7 @@ class SimpleClusterResolver(ClusterResolver):
       task_id: Its index there.
       environment: A name for where this runs.
       num_accelerators: The answer of `num_accelerators()`; nothing is looked up.
-      rpc_layer: The protocol that is put before addresses of masters.
+      rpc_layer: The protocol prefix for the addresses of masters.
 
     >>> import replicax as rx
     >>> workers = {"worker": ["host0:2222", "host1:2222"]}

@@ -35,7 +35,7 @@ class SlurmClusterResolver(ClusterResolver):
       tasks_per_node: A number, or a dict of host names to numbers; by default, as Slurm says.
       auto_set_gpu: Whether `cluster_spec()` leaves only this task's GPUs visible, by setting
         CUDA_VISIBLE_DEVICES. This has an effect only until JAX is first used.
-      rpc_layer: The protocol that is put before addresses of masters.
+      rpc_layer: The protocol prefix for the addresses of masters.
 
     >>> import os
     >>> from unittest import mock
@@ -125,7 +125,7 @@ class SlurmClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Return the GPUs of each task; JAX is not asked."""
+        """Return the number of GPUs of each task, without asking JAX."""
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
@@ -141,7 +141,7 @@ class SlurmClusterResolver(ClusterResolver):
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Return the nodes of a Slurm list, in its order.
+    """Return the nodes in a Slurm list, in order.
 
     >>> from replicax.cluster.resolvers._slurm import expand_nodes
     >>> expand_nodes("node[08-10,12],other05")

@@ -24,7 +24,7 @@ class UnionResolver(ClusterResolver):
 
     Args:
       resolvers: One or more.
-      rpc_layer: The protocol that is put before addresses of masters.
+      rpc_layer: The protocol prefix for the addresses of masters.
       task_type: The job that this process belongs to.
       task_id: Its index there.
 
@@ -115,7 +115,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol that is put before addresses of masters, from the first that has one."""
+        """The protocol prefix for the addresses of masters, from the first that has one."""
         layers = (self._rpc_layer, *(resolver.rpc_layer for resolver in self._resolvers))
         return next((layer for layer in layers if layer), None)
 

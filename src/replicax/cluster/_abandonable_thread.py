@@ -18,9 +18,9 @@ _POLL_SECONDS = 0.25
 class Runner:
     """A thread that runs programs that need other workers, one at a time.
 
-    XLA waits for them in C++, where no exception and no signal reaches the caller. This way the
-    program's own thread can learn that a worker is lost, and Ctrl-C works. It costs 0.1 ms per
-    program.
+    XLA waits for them in C++, where neither exceptions nor signals reach the caller. With this
+    thread in between, the caller can learn that a worker is lost, and Ctrl-C works. It costs 0.1 ms
+    per program.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Runner:
         threading.Thread(target=self._run_all, name="replicax-programs", daemon=True).start()
 
     def run(self, program: Callable[[], Result], check: Callable[[], None]) -> Result:
-        """Run `program`; call `check` now and then, which may raise too."""
+        """Return the result of `program`; call `check`, which may raise, while it runs."""
         configured, done = thread_configuration(), threading.Lock()
         outcome: dict[str, Any] = {}
 
@@ -49,12 +49,12 @@ class Runner:
         while not done.acquire(timeout=_POLL_SECONDS):
             check()
         if "error" in outcome:
-            raise outcome.pop("error")  # its traceback holds this frame, and so `outcome`
+            raise outcome.pop("error")  # popped, because its traceback refers to `outcome`
         return outcome["result"]
 
     @property
     def busy(self) -> bool:
-        """True while a program runs, even one that is no longer waited for."""
+        """True while a program runs, even if its caller no longer waits for it."""
         return self._unfinished > 0
 
     def _run_all(self) -> None:

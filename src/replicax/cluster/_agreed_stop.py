@@ -13,12 +13,12 @@ _POLL_SECONDS = 0.2  # how often a waiting thread checks whether to keep waiting
 
 @final
 class AgreedStop:
-    """The question at which all workers learn to stop; see `rx.preemption.requested`.
+    """The agreement on the question at which all workers stop; see `rx.preemption.requested`.
 
-    Each worker asks once per step, but not at the same moment. So when one of them has a reason
-    to stop, all say how many of their questions were answered, and answer no more until they have
-    agreed on the next question of the fastest. That takes the connections' threads only, so no
-    worker waits for another that is busy.
+    Each worker asks once per step whether to stop, but not at the same moment. So when one of them
+    has a reason to stop, all report how many of their questions were answered, and answer no more
+    until they have agreed on the next question of the fastest worker. Only the connections' threads
+    take part, so no worker waits for a busy one.
     """
 
     def __init__(self, send: Callable[[ToHub], None]) -> None:
@@ -43,13 +43,13 @@ class AgreedStop:
             check()
 
     def answer(self) -> None:
-        """Say how many questions were answered, and answer none until it is known where to stop."""
+        """Report how many questions were answered; answer none until the agreement is known."""
         with self._changed:
             self._deciding = True
             self._send(Calls(self._answered))
 
     def set(self, at: int) -> None:
-        """Stop at this question."""
+        """Set the question at which to stop."""
         with self._changed:
             self._at = at
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Connections that end when this process does: not before, and not with its children.
+"""Connections that end when this process does: no earlier, and no later because of its children.
 
-The end of a connection is how other workers learn that a process has ended. A child that was forked
-has copies of its descriptors, and would keep the connections open.
+The end of a connection is how other workers learn that a process has ended. A forked child has
+copies of its descriptors, and would keep the connections open.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ class Connection(Protocol):
     """A socket, or a stand-in."""
 
     def fileno(self) -> int:
-        """Return the descriptor; -1 once it is closed."""
+        """Return the descriptor, or -1 once it is closed."""
         ...
 
 
 @final
 class _Held:
-    """A descriptor that nothing closes as long as the process lives."""
+    """A descriptor that stays open as long as the process lives."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -30,7 +30,7 @@ class _Held:
         return self._descriptor
 
 
-# The objects and not their numbers: a number means something else once the connection is closed.
+# Objects rather than numbers, because a number may be reused once its connection is closed.
 _connections: list[Connection] = []
 
 
@@ -43,20 +43,20 @@ def keep_from_children(connection: Connection) -> None:
 def hold_until_exit(connection: Connection) -> None:
     """Keep a connection open until the process ends, even when the object is closed.
 
-    The interpreter closes its objects some time before the end, and another worker that waits for
-    this one could be the first to end.
+    The interpreter closes its objects some time before the process ends, so that another worker
+    that waits for this one could end first.
     """
     if connection.fileno() >= 0:
         keep_from_children(_Held(os.dup(connection.fileno())))
 
 
 def _give_up_copies() -> None:
-    """Put the null device in the place of each connection.
+    """Replace each connection with the null device.
 
-    Closing the descriptors would free their numbers, which the child would use for its own files,
-    and the objects that own them here would close those files when they are collected.
+    Closing the descriptors would free their numbers for the child's own files, which the connection
+    objects would then close when they are collected.
     """
-    # If no descriptor is left, a copy is better than a child that dies.
+    # If no descriptor is available, keeping the copies is better than a child that dies.
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_RDWR)
         for connection in _connections:

@@ -1,4 +1,4 @@
-"""The first worker's service to all: it knows the workers present, and collects their votes."""
+"""The hub of the first worker, which knows the workers present and collects their values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Seat:
     tell: Callable[[FromHub], None]
     heard: float
     report: Report | None = None
-    ended: str | None = None  # why it takes no part any more
+    ended: str | None = None  # why it no longer takes part
 
 
 @final
@@ -54,8 +54,8 @@ class Hub:
     """The handling of each message, without connections or threads; see `HubService` for those.
 
     Args:
-      members: The workers that are expected.
-      coordinator: The address of JAX's own service, which they get once all have arrived.
+      members: The expected workers.
+      coordinator: The address of JAX's own service, which workers are told once all have arrived.
     """
 
     def __init__(self, members: Members, coordinator: str) -> None:
@@ -63,16 +63,16 @@ class Hub:
         self._coordinator = coordinator
         self._seats: dict[int, _Seat] = {}
         self._topics: dict[str, dict[int, str]] = {}
-        self._calls: dict[int, int] | None = None  # how many times each has asked to stop
+        self._calls: dict[int, int] | None = None  # each worker's answered questions
         self._ended: list[int] = []  # in the order in which they ended
-        self._turned_away: TurnedAway | None = None  # the first, while not all are here
+        self._turned_away: TurnedAway | None = None  # the first one, while some workers are missing
 
     def admit(self, hello: Message, tell: Callable[[FromHub], None]) -> int | None:
-        """Return the worker's number; None, after a reply with the reason, for a stranger."""
+        """Return the worker's number, or tell a stranger why it is refused and return None."""
         problem = self._problem(hello)
         if problem is not None or not isinstance(hello, Hello):
             tell(Refused(problem or ""))
-            # One that has no place in its own cluster either is not a worker.
+            # A process that has no place even in its own cluster is not a worker.
             if isinstance(hello, Hello) and 0 <= hello.index < len(hello.addresses):
                 self._note_turned_away(hello.index, problem or "")
             return None
@@ -84,7 +84,7 @@ class Hub:
         return hello.index
 
     def _note_turned_away(self, index: int, problem: str) -> None:
-        """Tell waiting workers that one they may be waiting for was refused."""
+        """Tell waiting workers that a process they may be waiting for was refused."""
         if self._turned_away is None and len(self._seats) < self._members.count:
             known = 0 <= index < self._members.count
             who = self._members.describe(index) if known else f"number {index}"
@@ -155,7 +155,7 @@ class Hub:
                 self._end(Ended(index, f"sent a message of kind {type(message).__name__}"))
 
     def disconnect(self, index: int, reason: str) -> None:
-        """Note that the connection of a worker has ended; if it has not said why, for `reason`."""
+        """Note that a worker's connection has ended, for `reason` unless it has given its own."""
         self._end(Ended(index, reason))
         self._tell_all(Disconnected(index))
 
@@ -164,7 +164,7 @@ class Hub:
         values[index] = put.value
         if len(values) == self._members.count:
             del self._topics[put.topic]
-            # One by one: together they could be larger than a message may be.
+            # Values are sent one by one, because together they could exceed the limit of a message.
             for worker, value in values.items():
                 for other, seat in self._seats.items():
                     if other != worker:  # A worker knows its own.
@@ -173,7 +173,7 @@ class Hub:
             self._void(put.topic)
 
     def _void(self, topic: str) -> None:
-        """Notify the workers that wait for a value of a worker that has ended."""
+        """Tell the workers waiting for a topic that one ended without giving its value."""
         values = self._topics[topic]
         for worker in self._ended:
             if worker not in values:
@@ -193,7 +193,7 @@ class Hub:
         self._decide()
 
     def _decide(self) -> None:
-        """Tell at which question all stop: the first that no worker has had an answer to."""
+        """Tell all at which question to stop: the first that no worker has had answered."""
         here = {worker for worker, seat in self._seats.items() if seat.ended is None}
         if self._calls is not None and here and here <= self._calls.keys():
             self._tell_all(Stop(max(self._calls.values()) + 1))

@@ -19,17 +19,17 @@ from replicax.cluster._messages import (
 )
 from replicax.cluster._wire import GONE, configure, is_cut, unreachable
 
-_INTRODUCTION_SECONDS = 10.0  # the time for a process that connects to introduce itself
+_INTRODUCTION_SECONDS = 10.0  # how long a new connection may take to introduce itself
 
 
 @final
 class HubService:
-    """A thread that serves the hub to every worker, the first one too.
+    """A thread that serves the hub to every worker, including the first.
 
     Connections of workers end with this process, even if the service is closed earlier.
 
     Args:
-      hub: The hub that is served.
+      hub: The hub to serve.
       listener: The socket to which workers connect.
     """
 
@@ -85,14 +85,14 @@ class HubService:
                 self._connections.append(connection)
             while index is not None and (line := await reader.readline()).endswith(b"\n"):
                 self._hub.handle(index, decode(line))
-        except ValueError as error:  # no message, or a line that does not end
+        except ValueError as error:  # not a message, or a line without an end
             reason = f"sent what is no message: {error}"
             tell(Refused(reason))
         except OSError as error:  # includes the timeout of a stranger that says nothing
             if is_cut(error):
                 reason = unreachable(error)
         except asyncio.CancelledError:
-            index = None  # the hub closes
+            index = None  # the hub is closing
         finally:
             if index is not None:
                 self._hub.disconnect(index, reason)

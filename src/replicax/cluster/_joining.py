@@ -1,4 +1,4 @@
-"""The way from the first connection to the first collective: JAX's processes find each other."""
+"""The steps from the first connection to the first collective: JAX's processes find each other."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def bring_together(
 ) -> None:
     """Make JAX's processes find each other, after checking that they can.
 
-    XLA waits an unknown time for connections and ends the process if there are none, so
-    every port is tried first, and a worker that does not reach one is named on all workers.
+    XLA waits for connections for an unknown time, and ends the process if there are none. So every
+    port is tried first, and a worker that cannot reach one is named on all workers.
 
     Args:
       members: The processes that take part.
       coordinator: The address of JAX's service.
-      reserved: That port, in the process that owns it.
+      reserved: The reservation of that port, in the process that owns it.
       allowed: The ports that this process may use; None for any.
-      reach: Finds out which workers this one reaches.
+      reach: Finds out which workers this one can reach.
       all_gather: Returns the values of all workers.
       run: Runs a program that waits for other workers, and watches it.
     """
@@ -60,7 +60,7 @@ def bring_together(
 
 
 def _require_reach(reach: Reach, all_gather: AllGather, label: str) -> None:
-    """Raise `StartFailed` on all workers if one of them does not reach another."""
+    """Raise `StartFailed` on all workers if one of them cannot reach another."""
     seen = all_gather(label, [asdict(failure) for failure in reach.look()])
     failures = [
         (worker, Unreached(**failure))

@@ -44,25 +44,25 @@ _POLL_SECONDS = 0.2  # how often a waiting thread checks whether to keep waiting
 
 
 class Connection(Protocol):
-    """A way to the hub and back, such as a `Wire`."""
+    """A two-way connection to the hub, such as a `Wire`."""
 
     def send(self, message: Message) -> None:
         """Send a message; raise OSError if the other end has closed."""
         ...
 
     def receive(self) -> Message | None:
-        """Return the next message; None when the other end has closed.
+        """Return the next message, or None once the other end has closed.
 
-        Raises OSError if its machine cannot be reached any more.
+        Raises OSError if its machine can no longer be reached.
         """
         ...
 
 
 @final
 class Exchange:
-    """A value that was put down for a topic, until those of all workers are here.
+    """A value published for a topic, pending until the values of all workers have arrived.
 
-    It must be waited for, or withdrawn. A worker may have any number of them under way.
+    An exchange must be waited for or withdrawn. A worker may have any number of them pending.
     """
 
     def __init__(self, link: Link, topic: str) -> None:
@@ -71,19 +71,19 @@ class Exchange:
 
     @property
     def complete(self) -> bool:
-        """True if the values of all workers are here, so that waiting takes no time."""
+        """True if the values of all workers have arrived, so that waiting takes no time."""
         return self._link.is_complete(self.topic)
 
     def wait(self, check: Callable[[], None]) -> list[Json]:
-        """Wait for the values of all workers, and return them in their order.
+        """Wait for the values of all workers, and return them in worker order.
 
-        Raises `WorkerLost` if one of them will not arrive, and whatever `check` raises, which is
-        called periodically.
+        Calls `check` periodically. Raises `WorkerLost` if one of the values will not arrive, and
+        whatever `check` raises.
         """
         return self._link.collect(self.topic, check)
 
     def withdraw(self) -> None:
-        """Stop waiting for it."""
+        """Stop waiting for the values."""
         self._link.withdraw(self.topic)
 
 
@@ -91,8 +91,8 @@ class Exchange:
 class Link:
     """A connection to the hub that stores its messages; a thread receives them.
 
-    `ended` says which other workers take no part any more, and why, in the order in which that
-    became known. `lost` is the one that was last waited for.
+    `ended` says which other workers no longer take part, and why, in the order in which that became
+    known. `lost` is the last of them that this worker waited for.
     """
 
     def __init__(self, connection: Connection, members: Members) -> None:
@@ -105,7 +105,7 @@ class Link:
         self._voids: dict[str, int] = {}
         self._left: set[int] = set()
         self._disconnected: set[int] = set()
-        self._ended_before: frozenset[int] | None = None  # who had ended before this worker
+        self._ended_before: frozenset[int] | None = None  # the workers that ended before this one
         self._heard_out = self._broken = False
         self._state: State | None = None
         self.turned_away: str | None = None  # the process, and the reason
@@ -124,9 +124,9 @@ class Link:
             self._connection.send(message)
 
     def wait_for_welcome(self, seconds: float, known: str | None = None) -> str | None:
-        """Return the address of JAX's service once all workers are here; None if not in time.
+        """Return the address of JAX's service once all workers are here, or None if time is up.
 
-        It is None at once if a process was turned away, unless that is `known` to the caller.
+        Returns None at once if a process was turned away, unless that is `known` to the caller.
         """
         with self._changed:
             self._changed.wait_for(
@@ -149,7 +149,7 @@ class Link:
     def exchange(
         self, topic: str, label: str, value: object, check: Callable[[], None]
     ) -> list[Json]:
-        """Publish a value, and wait for those of all workers, in their order.
+        """Publish a value, and return the values of all workers in worker order.
 
         See `put` and `Exchange.wait`.
         """
@@ -172,7 +172,7 @@ class Link:
         return Exchange(self, topic)
 
     def is_complete(self, topic: str) -> bool:
-        """Return whether the values of all workers are here."""
+        """Return whether the values of all workers have arrived."""
         return len(self._values[topic]) == self._members.count
 
     def collect(self, topic: str, check: Callable[[], None]) -> list[object]:
@@ -205,7 +205,7 @@ class Link:
             self._voids.pop(topic, None)
 
     def _check_unlocked(self, check: Callable[[], None]) -> None:
-        """Call `check` without the lock: the receiving thread brings the answer that it needs."""
+        """Call `check` without the lock, which the receiving thread needs to deliver the answer."""
         self._changed.release()
         try:
             check()
@@ -213,7 +213,7 @@ class Link:
             self._changed.acquire()
 
     def state(self, seconds: float) -> State | None:
-        """Return the hub's state of all workers; None if it does not answer in time."""
+        """Return the hub's view of all workers, or None if it does not answer in time."""
         with self._changed:
             self._state = None
             self.send(AskState())
@@ -230,19 +230,19 @@ class Link:
             self._changed.wait_for(lambda: self._heard_out or self._broken, seconds)
 
     def wait_until_ended(self, workers: set[int], seconds: float) -> bool:
-        """Wait up to `seconds`; return whether these take no part any more, or one is lost."""
+        """Wait up to `seconds`; return whether `workers` have all ended, or any worker is lost."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: workers <= self.ended.keys() or not self.all_finished, seconds
             )
 
     def wait_until_left(self, workers: set[int], seconds: float) -> None:
-        """Wait up to `seconds` until these have left JAX's service after they had finished."""
+        """Wait up to `seconds` until `workers`, which have finished, have left JAX's service."""
         with self._changed:
             self._changed.wait_for(lambda: workers <= self._left, seconds)
 
     def wait_for_loss(self, seconds: float) -> int | None:
-        """Return the first worker that has ended; wait up to `seconds` for the report."""
+        """Return the first worker that has ended, or None if none has within `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.ended), seconds)
             return next(iter(self.ended), None)
@@ -250,7 +250,7 @@ class Link:
     def wait_until_cause_is_gone(self, seconds: float) -> None:
         """Wait up to `seconds` until the process that made this one fail has ended.
 
-        That is the worker that was lost, or else one that failed on its own.
+        That is the lost worker if there was one, otherwise any that failed on its own.
         """
 
         def is_gone() -> bool:
@@ -263,19 +263,19 @@ class Link:
 
     @property
     def ended_after_loss(self) -> bool:
-        """True if this worker ended after the one that it had waited for.
+        """True if this worker ended after the one that it waited for.
 
-        It knew of that end before it reported its own, so two workers never wait for each other.
+        It knew of that worker's end before it reported its own, so two never wait for each other.
         """
         return self.lost is not None and self.lost in (self._ended_before or ())
 
     def loss(self, worker: int, consequence: str = "") -> WorkerLost:
-        """Return the error that says that this worker has ended, and why."""
+        """Return the error that says that `worker` has ended, and why."""
         self.lost = worker
         return WorkerLost(self.explain(worker) + consequence)
 
     def explain(self, worker: int) -> str:
-        """Return which worker has ended, and why, as a sentence."""
+        """Return a sentence that says which worker has ended, and why."""
         reason = self.ended[worker].reason if worker in self.ended else "has ended"
         return f"{self._members.describe(worker)} {reason}."
 
@@ -328,7 +328,7 @@ class Link:
             case Stop():
                 self.agreed_stop.set(message.at)
             case _:
-                pass  # a sign of life, or what is no longer waited for
+                pass  # a sign of life, or a value that is no longer awaited
 
     def _note_end(self, ended: Ended) -> None:
         if ended.worker == self._members.index and not self._broken:

@@ -29,9 +29,9 @@ class Address:
     def parse(cls, text: str) -> Address:
         host, separator, port = text.rpartition(":")
         try:
-            host.encode("idna")  # as the system does when it looks the name up
+            host.encode("idna")  # as the system does when it looks up the name
             valid = bool(separator and host and port.isdecimal() and 0 < int(port) < 65536)
-        except ValueError:  # a UnicodeError, or a number of thousands of digits
+        except ValueError:  # a UnicodeError, or a number with thousands of digits
             valid = False
         if not valid:
             raise ClusterError(
@@ -41,14 +41,14 @@ class Address:
         return cls(host.strip("[]"), int(port))
 
     def resolve(self) -> tuple[socket.AddressFamily, str]:
-        """Return the numeric address of the host; raise OSError if the name means nothing."""
-        if self.host == "localhost":  # It may mean ::1 here and 127.0.0.1 there.
+        """Return the numeric address of the host; raise OSError if the name does not resolve."""
+        if self.host == "localhost":  # It may mean ::1 to some and 127.0.0.1 to others.
             return socket.AF_INET, "127.0.0.1"
         family, _, _, _, name = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
         return socket.AddressFamily(family), str(name[0])
 
     def resolved(self) -> str | None:
-        """Return the numeric address of the host; None if the name means nothing here, or yet."""
+        """Return the numeric address of the host, or None if its name does not resolve (yet)."""
         try:
             return self.resolve()[1]
         except OSError:
@@ -61,7 +61,7 @@ class Address:
 @final
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The workers of a cluster in the order of their process ids, and which of them this one is."""
+    """The workers of a cluster in the order of their process ids, and the index of this one."""
 
     names: tuple[str, ...]
     addresses: tuple[Address, ...]
@@ -69,7 +69,7 @@ class Members:
 
     @classmethod
     def of(cls, resolver: ClusterResolver) -> Members | None:
-        """Return the workers that `resolver` names; None if this process is on its own."""
+        """Return the workers that `resolver` names, or None if this process is on its own."""
         spec = resolver.cluster_spec()
         tasks = [
             (job, task, spec.task_address(job, task))
@@ -126,9 +126,9 @@ class Members:
 
     @property
     def chief(self) -> Address:
-        """The address of the first worker, which keeps all of them together."""
+        """The address of the first worker, to which the others connect."""
         return self.addresses[0]
 
     def describe(self, index: int) -> str:
-        """Describe a worker in a message: "worker 1 (10.0.0.2:2222)"."""
+        """Describe a worker for messages, as in "worker 1 (10.0.0.2:2222)"."""
         return f"{self.names[index]} ({self.addresses[index]})"

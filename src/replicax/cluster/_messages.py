@@ -1,6 +1,6 @@
 """The messages between the workers and the hub, and their format: one JSON object per line.
 
-It is JSON because reading JSON runs no code, even from an untrusted sender. A line is checked
+The format is JSON because reading it runs no code, even from an untrusted sender. A line is checked
 against the fields of its class when it is read, so that the rest of the code handles values of
 known types.
 """
@@ -15,15 +15,15 @@ from importlib import metadata
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 LARGEST_PUT = 16 * 1024 * 1024  # bytes of a message with a worker's value
-# The limit of any message: the hub passes values on in a slightly longer one.
+# The limit for any message: the hub passes values on in slightly longer ones.
 LARGEST_LINE = LARGEST_PUT + 4096
-# The reason why a worker takes no part any more, if there was nothing left to do.
+# The reason why a worker no longer takes part, if there was nothing left to do.
 FINISHED = "has finished its program"
 _LARGEST_NUMBER = 2**53  # JSON numbers are exact up to here in every reader
 
 
 class InvalidMessage(ValueError):
-    """A line is not a message, or a message is too large to be sent; the text says why."""
+    """A line that is not a message, or a message too large to be sent; the text says why."""
 
 
 def versions() -> dict[str, str]:
@@ -54,9 +54,9 @@ class Unreached:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The workers that one could not reach when it looked, in the collective of this number.
+    """The workers that one worker could not reach when it looked, in collective `number`.
 
-    `round` is 1 for the first look in it, 2 for one after another `timeout_seconds`, and so on.
+    `round` is 1 for the first look in it, 2 for a look after another `timeout_seconds`, and so on.
     """
 
     number: int
@@ -73,7 +73,7 @@ class Report:
     waits: str | None
     seconds: float
     where: tuple[str, ...]
-    look: Look | None = None  # the last one, if it had reason to look
+    look: Look | None = None  # the last one, if the worker had reason to look
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class AskState:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The worker has come to the end of its program, after so many collectives."""
+    """The worker has reached the end of its program, after `number` collectives."""
 
     number: int
 
@@ -107,7 +107,7 @@ class Finished:
 class Failed:
     """The worker ends because its program failed.
 
-    `secondary` says that it would not have failed if another worker had not ended or failed.
+    `secondary` says that it failed only because another worker had ended or failed.
     """
 
     reason: str
@@ -126,7 +126,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The number of the worker's questions whether to stop that have been answered."""
+    """The number of times that the worker has asked whether to stop and been answered."""
 
     calls: int
 
@@ -152,7 +152,7 @@ class Refused:
 class TurnedAway:
     """A process that tried to join the cluster was refused, while others still wait for it.
 
-    The reason is a sentence that begins with the identity it claimed.
+    The reason is a sentence that names the identity it claimed.
     """
 
     reason: str
@@ -174,7 +174,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """A topic for which this worker will not put a value, because it has ended."""
+    """A topic for which `worker` will not publish a value, because it has ended."""
 
     topic: str
     worker: int
@@ -182,16 +182,16 @@ class Void:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A worker that takes no part any more."""
+    """A worker that no longer takes part."""
 
     worker: int
     reason: str
     finished_after: int | None = None  # collectives; None unless it has finished its program
-    secondary: bool = False  # whether it failed on account of another worker
+    secondary: bool = False  # whether it failed because of another worker
 
     @property
     def finished(self) -> bool:
-        """True if it has ended because there was nothing left to do."""
+        """True if the worker ended because there was nothing left to do."""
         return self.finished_after is not None
 
 
@@ -213,14 +213,14 @@ class Disconnected:
 class WorkerState:
     """The hub's knowledge of one worker."""
 
-    silent: float  # seconds since it was last heard of
+    silent: float  # seconds since it was last heard from
     report: Report | None
     ended: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The hub's state: of each worker, the missing values, and the workers yet to arrive."""
+    """The hub's view: each worker's state, the missing values, and the workers yet to arrive."""
 
     workers: tuple[WorkerState, ...]
     missing: dict[str, tuple[int, ...]]
@@ -274,14 +274,14 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Return the message of a line; raise `InvalidMessage` if it is none."""
+    """Return the message in a line; raise `InvalidMessage` if there is none."""
     if not line.endswith(b"\n"):
         raise InvalidMessage("the line is cut off")
     try:
         content = json.loads(line, parse_constant=_refuse_constant)
     except RecursionError:
         raise InvalidMessage("the JSON is nested too deeply") from None
-    except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
+    except ValueError as error:  # not JSON, not UTF-8, or a number with thousands of digits
         raise InvalidMessage(f"the line is no JSON that is accepted here: {error}") from None
     if not isinstance(content, dict):
         raise InvalidMessage(f"a message is a JSON object; got {_shown(content)}")
@@ -311,9 +311,9 @@ def _hints(kind: Any) -> dict[str, object]:
 
 
 def _checked(hint: Any, value: Any, where: str) -> Any:
-    """Return `value` as the type that an annotation of a message says."""
+    """Return `value` as the type that the annotation of a message's field demands."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):  # only with None
+    if origin in (Union, types.UnionType):  # always of a type and None
         return None if value is None else _checked(arguments[0], value, where)
     if is_dataclass(hint):
         return _object(hint, value, where)
@@ -335,7 +335,7 @@ def _name(hint: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return the beginning of the received text; a huge number cannot be shown at all."""
+    """Return the beginning of a value's repr, or its type if it has none, as for a huge number."""
     try:
         return f"{value!r}"[:80]
     except (ValueError, RecursionError):

@@ -19,7 +19,7 @@ PORTS_VARIABLE = "REPLICAX_PORTS"
 _Listening = TypeVar("_Listening")
 _LISTENING_STATE = "0A"  # in /proc/net/tcp
 _LOWEST, _HIGHEST = 1024, 65535
-# Ports below the range that are taken while a library chooses one of the range by chance.
+# How many ports below the range are occupied while the system picks a library's port.
 _FENCE = 256
 _TRIES = 500
 
@@ -34,13 +34,13 @@ class PortRange:
 
     @classmethod
     def from_environment(cls) -> PortRange | None:
-        """Return the range that REPLICAX_PORTS says; None if it is not set."""
+        """Return the range in REPLICAX_PORTS, or None if it is not set."""
         text = os.environ.get(PORTS_VARIABLE)
         return cls.parse(text) if text else None
 
     @classmethod
     def parse(cls, text: str) -> PortRange:
-        """Return the range of a text such as "40000-40019".
+        """Return the range described by a text such as "40000-40019".
 
         >>> from replicax.cluster._ports import PortRange
         >>> PortRange.parse("40000-40019")
@@ -68,14 +68,15 @@ class PortRange:
 
 @final
 class ReservedPort:
-    """A port of the first worker for JAX's service, listened on until the service is to start.
+    """The first worker's port for JAX's service, listened on until the service starts.
 
-    So the other workers can find out whether they reach it, and no other process takes it.
+    This lets the other workers find out whether they can reach it, and keeps other processes off
+    it.
     """
 
     def __init__(self, members: Members, allowed: PortRange | None) -> None:
         family, host = members.chief.resolve()
-        with contextlib.ExitStack() as stack:  # closes them if it fails
+        with contextlib.ExitStack() as stack:  # closes the sockets on failure
             self._holder, self._listener = (
                 stack.enter_context(socket.socket(family, socket.SOCK_STREAM)) for _ in range(2)
             )
@@ -89,11 +90,11 @@ class ReservedPort:
             stack.pop_all()
 
     def stop_listening(self) -> None:
-        """Leave connections to the service: it would get only some of them otherwise."""
+        """Leave connections to the service, which would otherwise get only some of them."""
         self._listener.close()
 
     def close(self) -> None:
-        """Give the port up."""
+        """Give up the port."""
         self._listener.close()
         self._holder.close()
 
@@ -117,7 +118,7 @@ def _bind_within(
 
 
 def _share(socket_: socket.socket) -> bool:
-    """Let other sockets that ask for it have the same port; return whether the system can."""
+    """Let other sockets that ask for it share the port; return whether the system supports that."""
     if hasattr(socket, "SO_REUSEPORT"):
         socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         return True
@@ -137,14 +138,14 @@ def _is_free(host: str, port: int, family: int) -> bool:
 
 
 def listening_ports(host: str) -> frozenset[int]:
-    """Return the ports of `host` on which this process listens; none where /proc does not say."""
+    """Return the ports of `host` on which this process listens; none on systems without /proc."""
     try:
         descriptors = os.listdir("/proc/self/fd")
     except OSError:
         return frozenset()
     own = set()
     for descriptor in descriptors:
-        with contextlib.suppress(OSError):  # it was closed, or is the one of the directory
+        with contextlib.suppress(OSError):  # it has been closed, or was that of the directory
             own.add(os.readlink(f"/proc/self/fd/{descriptor}"))
     found = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
@@ -159,7 +160,7 @@ def listening_ports(host: str) -> frozenset[int]:
 
 
 def _address_of(words: str) -> str:
-    """Return the address that the kernel shows as words of 32 bits in its own byte order.
+    """Return the address that the kernel shows as 32-bit words in its own byte order.
 
     >>> from replicax.cluster._ports import _address_of
     >>> _address_of("0100007F"), _address_of("0000000000000000FFFF00000100007F")
@@ -174,10 +175,10 @@ def _address_of(words: str) -> str:
 def listen_within(
     make: Callable[[], _Listening], host: str, allowed: PortRange | None
 ) -> tuple[_Listening, int | None]:
-    """Make something that listens on a port of the system's choice; return it and the port.
+    """Make an object that listens on a port chosen by the system; return it and the port.
 
-    It is made again until the port is in the range that is allowed. None stands for a port that
-    cannot be found out.
+    The object is made again until the port is in the allowed range. None stands for a port that
+    cannot be determined.
     """
     before = listening_ports(host)
     if allowed is None:
@@ -210,16 +211,17 @@ def _only(ports: frozenset[int]) -> int | None:
 
 @contextlib.contextmanager
 def _fence(host: str, allowed: PortRange) -> Iterator[None]:
-    """Take the ports before a range for a while, because Linux goes up from a random port.
+    """Occupy the ports just below a range, because Linux searches upwards from a random port.
 
-    A choice that falls on one of these gets the first free port above, which is in the range:
-    with 256 of them it takes some 30 tries of 10 ms for 20 ports, and some 700 without.
+    A search that starts at one of these ends at the first free port above, which is in the range:
+    for a range of 20 ports it takes some 30 tries of 10 ms with 256 ports occupied, and some 700
+    without.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as stack:
         for port in range(max(_LOWEST, allowed.first - _FENCE), allowed.first):
             with contextlib.suppress(OSError):  # already taken, or no file descriptor is left
                 taken = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-                _share(taken)  # with other workers on this machine, which may start just now
+                _share(taken)  # with other workers on this machine that may be starting
                 taken.bind((host, port))
         yield

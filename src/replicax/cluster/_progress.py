@@ -24,20 +24,20 @@ _LIBRARIES = tuple(
         sysconfig.get_path("stdlib"),
         Path(__file__).parents[1],
     )
-    # A module may have been imported by either name: environments are often behind links.
+    # A module may have been imported by either path, because environments are often behind links.
     for form in {Path(path), Path(path).resolve()}
 )
 
 
 def is_users(filename: str) -> bool:
-    """Tell whether a file is part of the program, and not of a library."""
+    """Return whether a file is part of the user's program rather than of a library."""
     return not filename.startswith((*_LIBRARIES, "<frozen"))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The thing that the program waits for, and since when."""
+    """The operation that the program waits for, and the time at which the wait began."""
 
     label: str
     since: float
@@ -46,13 +46,13 @@ class Waiting:
 
 @final
 class Progress:
-    """A count of joint operations: at the same point, all workers have the same number."""
+    """A count of joint operations, equal on all workers at the same point of the program."""
 
     def __init__(self) -> None:
         self._main = threading.main_thread().ident or 0
         self.number = 0
         self.label = "the start"
-        self.look: Look | None = None  # at the workers that this one reaches
+        self.look: Look | None = None  # the last test of which workers this one can reach
         self._waiting: Waiting | None = None
         self._element_since: float | None = None
         self._reader: threading.Thread | None = None
@@ -72,7 +72,7 @@ class Progress:
             self._waiting = None
 
     def takes_part(self, thread: threading.Thread) -> bool:
-        """Return whether a thread has done something together with other workers."""
+        """Return whether a thread has taken part in a joint operation."""
         return thread in self._threads
 
     @contextmanager
@@ -86,7 +86,7 @@ class Progress:
 
     @contextmanager
     def for_input(self, topic: str) -> Iterator[None]:
-        """Note, for a `with` block, that a thread that reads ahead waits for others' input."""
+        """Note, for a `with` block, that a prefetching thread waits for other workers' input."""
         self._input[topic] = Waiting("the input of a step", time.monotonic(), topic)
         try:
             yield
@@ -97,7 +97,7 @@ class Progress:
     def waiting(self) -> Waiting | None:
         """The operation that needs other workers, if the program cannot continue without them.
 
-        A thread that reads ahead may wait as long as it likes while the program is busy.
+        A prefetching thread may wait as long as it likes while the program is busy.
         """
         if self._waiting is not None:
             return self._waiting
@@ -120,13 +120,13 @@ class Progress:
         )
 
     def _where(self) -> list[str]:
-        """Return where the main thread stands and, before it, the input that it waits for."""
+        """Return the lines of the reader that is awaited, if any, then those of the main thread."""
         users, others = _lines_of(self._main)
         where = (users or others)[:_FRAMES]
         reader = self._reader
-        if reader is None or self._input:  # the input, if any, waits for that of other workers
+        if reader is None or self._input:  # the input, if any, waits for other workers' input
             return where
-        # If Grain reads in threads of its own, the user's code runs in one of these.
+        # If Grain reads in threads of its own, the user's code runs in one of those.
         helpers = [each for each in threading.enumerate() if each.name.startswith("grain")]
         found = [_lines_of(thread.ident) for thread in (reader, *helpers)]
         lines = next((users for users, _ in found if users), found[0][1])[:_FRAMES]
@@ -134,7 +134,7 @@ class Progress:
 
 
 def _lines_of(thread: int | None) -> tuple[list[str], list[str]]:
-    """Return the current lines of a thread, innermost first: the user's, and those of libraries."""
+    """Return a thread's current lines, innermost first: the user's, then those of libraries."""
     frame = sys._current_frames().get(thread or 0)
     users: list[str] = []
     others: list[str] = []

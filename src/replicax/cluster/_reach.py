@@ -1,4 +1,4 @@
-"""A test of which workers reach which, by connections that are closed at once."""
+"""A test of which workers can reach which others, by connections that are closed at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import final
 from replicax.cluster._members import Address, Members
 from replicax.cluster._messages import Unreached
 
-# Long enough for several tries of the system, one per second, on a network that loses packets.
+# Long enough for the system to try several times, once per second, if the network loses packets.
 _PROBE_SECONDS = 10.0
-_SHOWN = 6  # connections in a message
+_SHOWN = 6  # failures shown in a message
 
 
 @final
@@ -24,8 +24,8 @@ class Reach:
 
     Args:
       members: The processes that take part.
-      timeout_seconds: How long workers wait for each other; a look takes half as long at most, so
-        that no worker that waits for its result takes this one for lost.
+      timeout_seconds: How long workers wait for each other; a look takes at most half as long, so
+        that no worker waiting for its result takes this one for lost.
     """
 
     def __init__(self, members: Members, timeout_seconds: float) -> None:
@@ -34,7 +34,7 @@ class Reach:
         self._addresses: dict[int, Address] = {}
 
     def learn(self, addresses: Iterable[str | None]) -> None:
-        """Note where the workers are, in their order; None for one that does not know."""
+        """Note the workers' addresses, in worker order; None for one that does not know its own."""
         self._addresses = {
             worker: Address.parse(address)
             for worker, address in enumerate(addresses)
@@ -46,7 +46,7 @@ class Reach:
         return unreached(self._addresses, self.seconds)
 
     def describe(self, failures: Iterable[tuple[int, Unreached]]) -> str:
-        """Describe which worker cannot reach which; each failure with the worker that saw it."""
+        """Describe which worker cannot reach which; a failure comes with the worker that saw it."""
         names = self._members.names
         texts = [
             f"{self._members.describe(worker)} cannot reach {names[failure.worker]}'s port "
@@ -58,7 +58,7 @@ class Reach:
 
 
 def unreached(targets: Mapping[int, Address], seconds: float) -> tuple[Unreached, ...]:
-    """Connect to all of these at once; return those that do not accept it within `seconds`."""
+    """Connect to all targets at once; return those that do not accept within `seconds`."""
     deadline = time.monotonic() + seconds
     failed: dict[int, str] = {}
     with selectors.DefaultSelector() as selector:
@@ -85,7 +85,7 @@ def unreached(targets: Mapping[int, Address], seconds: float) -> tuple[Unreached
 
 
 def _begin(selector: selectors.BaseSelector, worker: int, address: Address) -> str | None:
-    """Start to connect; return the problem if there is one at once."""
+    """Start to connect; return the problem if one is apparent at once."""
     try:
         family, host = address.resolve()
     except OSError as error:

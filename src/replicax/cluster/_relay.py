@@ -1,11 +1,10 @@
 """A connection to JAX's coordination service that goes silent instead of breaking.
 
-The client of that service ends the whole process, with a C++ trace that does not name the
-culprit, at the moment it loses the connection (JAX 0.10.2; a callback in Python that could
-prevent it fails in converting its argument). So when the first worker dies, all others would be
-dead before they can say why. They talk to the service through this relay, which lives in their
-own process: when the other side has ended it keeps quiet, and the watchdog finds and
-reports the cause.
+The client of that service ends the whole process, with a C++ trace that does not name the culprit,
+as soon as it loses the connection (JAX 0.10.2; a Python callback that could prevent this fails
+while converting its argument). So if the first worker died, all others would be dead before they
+could say why. Instead, they talk to the service through this relay, which lives in their own
+process: once the other side has ended it keeps quiet, and the watchdog finds and reports the cause.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Relay:
         return f"{host}:{port}"
 
     def close(self) -> None:
-        """Accept no more connections; those that exist end with the client."""
+        """Accept no more connections; existing ones end with the client."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
@@ -59,7 +58,7 @@ class Relay:
 def _serve(client: socket.socket, server: socket.socket) -> None:
     """Forward the client's messages until it ends the connection; then close both.
 
-    Its messages after the service has ended are dropped: it must not notice.
+    Messages sent after the service has ended are dropped, so that the client does not notice.
     """
     with contextlib.suppress(OSError):
         while data := client.recv(_CHUNK_BYTES):
@@ -72,7 +71,7 @@ def _serve(client: socket.socket, server: socket.socket) -> None:
 
 
 def _answer(server: socket.socket, client: socket.socket) -> None:
-    """Forward the service's messages; when it has ended, keep quiet."""
+    """Forward the service's messages; once it has ended, keep quiet."""
     with contextlib.suppress(OSError):
         while data := server.recv(_CHUNK_BYTES):
             client.sendall(data)

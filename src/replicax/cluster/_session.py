@@ -1,4 +1,4 @@
-"""The process as one of several workers, which come together, agree, and part."""
+"""The session of a worker: how workers come together, agree, and part."""
 
 from __future__ import annotations
 
@@ -45,29 +45,27 @@ if TYPE_CHECKING:
     from replicax._typing import Json
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
-# How long to wait for the report of the lost worker, after a collective has failed.
+# How long to wait for the report of a lost worker after a collective has failed.
 _NEWS_SECONDS = 10.0
 _FAREWELL_SECONDS = 2.0
-# How long a worker that failed because of another lets that one end first, so that whatever
-# has started them sees the cause first.
+# How long a worker that failed because of another waits for that one to end, so that the launcher
+# sees the cause first.
 _CAUSE_SECONDS = 10.0
-# The time that any part of the start may take on busy machines if all workers are healthy.
+# The time that each part of the start may take in any case, because machines may be busy.
 _LEAST_START_SECONDS = 10.0
-_SHOWN = 300  # characters of what differs
-_LONGEST_LINE = (
-    50_000  # characters of a line of a program that are compared to show where it differs
-)
+_SHOWN = 300  # characters shown of a difference
+_LONGEST_LINE = 50_000  # characters of a program's line that are compared to show where it differs
 
 _current: Session | None = None
 
 
 def session() -> Session | None:
-    """Return the session of this process, if it is a worker among several."""
+    """Return the session of this process, or None if it is not one of several workers."""
     return _current
 
 
 def current() -> Session:
-    """Return the session of this process; raise if it is not a worker among several."""
+    """Return the session of this process; raise if it is not one of several workers."""
     if _current is None:
         raise StartFailed(
             "The devices belong to several processes, and these were not brought together by "
@@ -77,7 +75,7 @@ def current() -> Session:
 
 
 def join(members: Members, timeout_seconds: float | None) -> Session:
-    """Bring this process together with the other workers; once, and for as long as it lives."""
+    """Bring this process together with the other workers, once and for as long as it lives."""
     global _current
     if _current is None:
         _current = Session(members, timeout_seconds or DEFAULT_TIMEOUT_SECONDS)
@@ -96,7 +94,7 @@ def join(members: Members, timeout_seconds: float | None) -> Session:
 
 
 class Postponed(Protocol):
-    """Something that the workers agree on later than they could, together with more of its kind."""
+    """Values that workers agree on later than they could, in order to agree on many at once."""
 
     def agree(self) -> None: ...
 
@@ -115,7 +113,7 @@ class Session:
         self.progress = Progress()
         self._counters: dict[str, int] = {}
         self._postponed: Postponed | None = None
-        self._agreeing = threading.RLock()  # re-entrant, as what was postponed has meetings too
+        self._agreeing = threading.RLock()  # re-entrant, because `agree` gathers values too
         self._failed = self._secondary = self._preempted = False
         self._uncaught: Uncaught | None = None  # once the workers have come together
         self._left_behind: str | None = None
@@ -136,9 +134,9 @@ class Session:
         self._runner = Runner()
         reach = Reach(members, timeout_seconds)
         self._watchdog = Watchdog(members, self._link, self.progress, timeout_seconds, reach)
-        atexit.register(self._leave)  # registered after JAX's own, so called before it
+        atexit.register(self._leave)  # registered after JAX's own, and so called before it
         try:
-            starting.require_address(members, members.index)  # here, where all get the error
+            starting.require_address(members, members.index)  # now, so that all get the error
             coordinator = self._welcomed(deadline)
             bring_together(
                 members, coordinator, reserved, allowed, reach, self.all_gather, self._start
@@ -146,7 +144,8 @@ class Session:
         except BaseException as error:
             self._say_farewell(error)
             self._watchdog.close()
-            # At exit, a worker that failed because of another learns from this when that one ends.
+            # At exit, a worker that failed because of another learns from its hub when that one
+            # ends.
             if self._hub is not None and not self._secondary:
                 self._hub.close()
             raise
@@ -158,14 +157,14 @@ class Session:
     # Working together.
 
     def number(self, kind: str) -> int:
-        """Count things of a kind: the n-th is the same thing on all workers."""
+        """Count things of one kind: the n-th is the same thing on all workers."""
         self._counters[kind] = self._counters.get(kind, -1) + 1
         return self._counters[kind]
 
     def all_gather(self, label: str, value: object = None) -> list[Json]:
-        """Return the values that all workers give for `label`, in their order.
+        """Return the values that all workers give for `label`, in worker order.
 
-        If they have come for different things, it raises on all of them.
+        Raises `CollectiveMismatch` on all workers if they have come for different things.
         """
         self.catch_up()
         topic = f"meeting/{self.number('meeting')}"
@@ -188,7 +187,7 @@ class Session:
         return [item["value"] for item in brought]
 
     def postponed(self, make: Callable[[], Postponed]) -> Any:
-        """Return the value agreed on before the workers' next collective; make it if need be."""
+        """Return the values to agree on before the next collective, making them if need be."""
         if self._postponed is None:
             self._postponed = make()
         return self._postponed
@@ -196,16 +195,16 @@ class Session:
     def catch_up(self) -> None:
         """Agree on postponed values.
 
-        Everything that waits for other workers does this first, because one of them may be waiting
-        for it already: for example, one that has read a variable.
+        Everything that waits for other workers does this first, because another worker may already
+        be waiting for that agreement: one that has read a variable, for example.
         """
         with self._agreeing:
-            postponed, self._postponed = self._postponed, None  # its own meetings call this too
+            postponed, self._postponed = self._postponed, None  # because `agree` calls this too
             try:
                 if postponed is not None:
                     postponed.agree()
             except BaseException:
-                self._postponed = postponed  # something of it may be left
+                self._postponed = postponed  # part of it may remain
                 raise
 
     def agree_on_program(self, label: str, facts: dict[str, str], text: str) -> None:
@@ -229,7 +228,7 @@ class Session:
             )
 
     def _compare_lines(self, label: str, text: str) -> list[str]:
-        """Return, of each worker's `text`, the first line that is not the same for all."""
+        """Return each worker's version of the first line of `text` that is not the same for all."""
         lines = text.splitlines()
         digests = self.all_gather(
             f"comparing {label}", [zlib.crc32(line.encode()) for line in lines]
@@ -244,7 +243,7 @@ class Session:
         return self._link.put(topic, "the input of a step", value)
 
     def wait_for_input(self, exchange: Exchange, closed: threading.Event) -> list[Json]:
-        """Return all workers' values, or raise `Closed`; for threads that read ahead."""
+        """Return all workers' values, or raise `Closed`; for prefetching threads."""
 
         def check() -> None:
             if closed.is_set():
@@ -257,9 +256,9 @@ class Session:
             return exchange.wait(check)
 
     def run(self, label: str, program: Callable[[], Result]) -> Result:
-        """Run a program that all workers run; a failure names the culprit.
+        """Run a program that all workers run; an error names the worker to blame.
 
-        `catch_up` comes before it, and before any lock that programs need.
+        Call `catch_up` first, before taking any lock that programs need.
         """
         return self._run(label, program, self._check)
 
@@ -289,7 +288,7 @@ class Session:
             )
 
     def _require_all(self, waiting: Waiting) -> None:
-        """Raise `WorkerLost` if this worker, or one that it needs, cannot take part any more."""
+        """Raise `WorkerLost` if this worker, or one that it needs, can no longer take part."""
         if self._left_behind is not None:
             raise WorkerLost(
                 f"{self.members.name} was interrupted in {self._left_behind}, which the other "
@@ -307,14 +306,14 @@ class Session:
             self._link.agreed_stop.request()
 
     def stop_requested(self) -> bool:
-        """Tell whether all workers stop at this question; see `rx.preemption.requested`."""
+        """Return whether all workers stop at this question; see `rx.preemption.requested`."""
         with self.progress.together("asking whether to stop") as waiting:
             return self._link.agreed_stop.asked(lambda: self._check(waiting))
 
     # Coming together.
 
     def _start(self, label: str, program: Callable[[], object]) -> None:
-        """Run a part of the start that waits for all workers, for `timeout_seconds` at most."""
+        """Run a part of the start that waits for all workers, for at most `timeout_seconds`."""
 
         def check(waiting: Waiting) -> None:
             well = self._watchdog.check(waiting)
@@ -344,7 +343,8 @@ class Session:
             if coordinator is not None:
                 return coordinator
             if turned_away is None and self._link.turned_away is not None:
-                # The missing worker has most likely been here. If not, it comes about now.
+                # The process turned away was most likely the missing worker. If not, that one
+                # should come about now.
                 turned_away = self._link.turned_away
                 deadline = min(deadline, time.monotonic() + NOTICE_SECONDS)
                 self._say(f"waits for others. {turned_away}".removesuffix("."))
@@ -370,7 +370,7 @@ class Session:
     # Leaving.
 
     def _say_farewell(self, error: BaseException, where: str = "") -> None:
-        """Tell the others that the program has failed, and the error."""
+        """Tell the others that the program has failed, and with which error."""
         lost = isinstance(error, WorkerLost) and self._link.lost is not None
         summary = f"{type(error).__name__}: {error}".splitlines()[0][:2000].removesuffix(".")
         reason = f"failed: {summary}{where or place_of(error)}"
@@ -378,13 +378,13 @@ class Session:
         self._fail(reason, secondary=lost or follows)
 
     def _fail(self, reason: str, secondary: bool) -> None:
-        """Tell the others why this worker ends; they are not waited for."""
+        """Tell the others why this worker ends, without waiting for them."""
         self._failed, self._secondary = True, secondary
         self._link.say_farewell(Failed(reason, secondary), _FAREWELL_SECONDS)
 
     def _leave(self) -> None:
-        """Part from the others at exit; the first worker goes last, as it runs JAX's service."""
-        if os.getpid() != self._process:  # a child that was forked, and is not a worker
+        """Part from the others at exit; the first worker leaves last, as it runs JAX's service."""
+        if os.getpid() != self._process:  # a forked child, which is not a worker
             _jax_compat.abandon_distributed_runtime()
             return
         interrupted = False
@@ -408,7 +408,7 @@ class Session:
         if interrupted:
             self._end_at_once(130, "it was interrupted")
         if self._runner.busy:
-            # A program may wait in XLA for a worker that is lost. JAX would wait for it in turn,
+            # A program may be waiting in XLA for a lost worker. JAX would wait for that program,
             # and the thread that runs it would abort the process once the interpreter has ended.
             self._end_at_once(1, "it left a program behind")
         if failure is not None and failure[1] is not threading.main_thread():
@@ -436,7 +436,7 @@ class Session:
     def _finish_with(self, others: set[int]) -> bool:
         """Wait until all have finished; return False if one of them is lost.
 
-        They may take as long as they like, if they are alive.
+        They may take as long as they like, provided that they are alive.
         """
         self._link.say_farewell(Finished(self.progress.number), _FAREWELL_SECONDS)
         notified = False
@@ -468,7 +468,7 @@ class Session:
 
 
 def _first_difference(texts: list[str]) -> list[str]:
-    """Return the first lines in which the texts differ, from where they do."""
+    """Return an excerpt of each text from around the first place where they differ."""
     rows = itertools.zip_longest(*(text.splitlines() for text in texts), fillvalue="")
     lines = next((row for row in rows if len(set(row)) > 1), None)
     if lines is None:

@@ -13,7 +13,7 @@ ClusterLike: TypeAlias = "ClusterSpec | Mapping[str, Any]"
 
 _EXAMPLE = '{"worker": ["host0:2222", "host1:2222"]}'
 _LONGEST = 120
-# A job is a list up to its last task, so a mistyped index must not take all memory.
+# A job is a list up to its last task, so a mistyped index could take up all memory.
 LARGEST_INDEX = 10**6
 
 
@@ -68,7 +68,7 @@ class ClusterSpec:
         return job[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Return the addresses of a job by task index; None where the task is not known.
+        """Return the addresses of a job by task index; None for a task that is not known.
 
         >>> import replicax as rx
         >>> rx.ClusterSpec({"worker": {1: "host1:2222"}}).job_tasks("worker")
@@ -78,12 +78,12 @@ class ClusterSpec:
         return [job.get(index) for index in range(max(job, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Return the jobs as a dict that may be changed: lists if every task is known, else dicts.
+        """Return the jobs as a new dict, each a list if all its tasks are known, otherwise a dict.
 
         A job without tasks is an empty dict, as in the reference.
         """
         return {
-            # Indices are in order, so none is missing if the last is the number of those before it.
+            # Indices are in order: none is missing if the last equals the number before it.
             job: list(tasks.values()) if tasks and max(tasks) == len(tasks) - 1 else dict(tasks)
             for job, tasks in self._tasks.items()
         }
@@ -107,7 +107,7 @@ class ClusterSpec:
 
 
 def shown(value: object) -> str:
-    """Return the value as error messages show it, shortened: a TF_CONFIG may be pages long.
+    """Return a value's repr for error messages, shortened: a TF_CONFIG may be pages long.
 
     >>> from replicax.cluster._spec import shown
     >>> shown("a" * 200)[-6:]
@@ -115,13 +115,13 @@ def shown(value: object) -> str:
     """
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # nested deeply, or a number of thousands of digits
+    except (RecursionError, ValueError):  # deeply nested, or a number with thousands of digits
         text = described(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def as_index(value: object) -> int | None:
-    """Return the task index that `value` means, also as a string of digits; None if it means none.
+    """Return the task index that an integer or a string of digits means, or None if it is not one.
 
     >>> from replicax.cluster._spec import as_index
     >>> as_index("3"), as_index(-1), as_index(True)

@@ -23,9 +23,9 @@ from replicax.errors import StartFailed
 
 NOTICE_SECONDS = 5.0  # after which a waiting worker says what it waits for
 _RETRY_SECONDS = 0.1
-# JAX's service would end processes that do not report to it in time. Who is alive is watched here.
+# JAX's service would end processes that do not report in time; the watchdog judges them instead.
 _NO_HEARTBEAT_SECONDS = 10**7
-# The caller has a limit, and knows whom to blame; JAX's own would end the process.
+# The caller has a limit of its own, and knows whom to blame; JAX's limit would end the process.
 _NO_LIMIT_SECONDS = 10**7
 _NO_LIMIT_MINUTES = 10**5
 
@@ -34,10 +34,10 @@ if "TF_CONFIG" in os.environ:  # this is going to be one of several workers
 
 
 def require_address(members: Members, worker: int) -> None:
-    """Raise `StartFailed` if a worker's address, as this machine knows it, cannot work.
+    """Raise `StartFailed` if a worker's address, as this machine resolves it, cannot work.
 
-    A name may mean another address on every machine. Debian's /etc/hosts gives the machine's own
-    name to 127.0.1.1, where no other machine can reach it.
+    A name may stand for a different address on each machine. Debian's /etc/hosts maps the machine's
+    own name to 127.0.1.1, where no other machine can reach it.
     """
     address = members.addresses[worker].resolved()
     if address is None:
@@ -103,13 +103,13 @@ def connect(members: Members, deadline: float, say: Callable[[str], None]) -> so
 
 
 def join_jax(members: Members, coordinator: str) -> None:
-    """Make JAX bring the processes together; wait for all of them, without a timeout of its own."""
+    """Make JAX bring the processes together; wait for all of them, without a timeout."""
     address, bind, relay = coordinator, coordinator, None
     if members.index != 0:
         host, _, port = coordinator.rpartition(":")
         relay = Relay((host.strip("[]"), int(port)))
         address, bind = relay.address, None
-    # A worker that leaves must not take the others along; see `Session` for how they part.
+    # A worker that leaves must not bring down the others; see `Session` for how they part.
     jax.config.update("jax_enable_recoverability", True)
     # Its handler would take SIGTERM away from the program; see `rx.preemption`.
     jax.config.update("jax_enable_preemption_service", False)
@@ -135,7 +135,7 @@ def join_jax(members: Members, coordinator: str) -> None:
 
 
 def listen_for_gloo(members: Members, allowed: PortRange | None) -> str | None:
-    """Make Gloo listen; return the address, or None if it cannot be found out."""
+    """Make Gloo listen; return the address, or None if it cannot be determined."""
 
     def make() -> Any:
         try:
@@ -162,12 +162,12 @@ def _cannot_listen(members: Members, error: Exception) -> StartFailed:
 
 
 def start_backend() -> None:
-    """Make JAX look for the devices of all workers: it waits for each to tell its own."""
+    """Make JAX look for the devices of all workers: it waits for each to report its own."""
     jax.devices()
 
 
 def first_collective() -> None:
-    """Run a program on all devices, which finds those that cannot work together."""
+    """Run a program on all devices, to find out whether they can work together."""
     devices = np.array(jax.devices())
     everywhere = NamedSharding(Mesh(devices, ("device",)), PartitionSpec())
     split = NamedSharding(everywhere.mesh, PartitionSpec("device"))
@@ -178,7 +178,7 @@ def first_collective() -> None:
 
 
 def require_fresh_jax() -> None:
-    """Raise `StartFailed` if JAX has looked for devices: workers must come together first."""
+    """Raise `StartFailed` if JAX has looked for devices before the workers came together."""
     if jax.distributed.is_initialized():
         raise StartFailed(
             "`jax.distributed.initialize` was called by the program. The strategy does that "
@@ -196,7 +196,7 @@ def require_fresh_jax() -> None:
 
 
 def _reach_without_proxy(address: str) -> None:
-    """Keep gRPC, which JAX's service speaks, from asking a web proxy for a worker."""
+    """Keep gRPC, which JAX's service uses, from going through a web proxy to reach a worker."""
     proxies, exceptions = ("grpc_proxy", "https_proxy", "http_proxy"), "no_grpc_proxy"
     if any(os.environ.get(name) for name in proxies):
         host = address.rpartition(":")[0].strip("[]")
@@ -205,7 +205,7 @@ def _reach_without_proxy(address: str) -> None:
 
 
 def listen(members: Members) -> socket.socket:
-    """Return the first worker's socket: on loopback if that is its address, else on the address."""
+    """Return the first worker's listening socket, bound to its address in the cluster only."""
     address = members.chief
     try:
         family, host = address.resolve()

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_lines(start: bytes) -> Iterator[None]:
-    """Drop the lines on stdout that begin with `start`; the rest comes at the end.
+    """Drop the lines on stdout that begin with `start`; the rest is written at the end.
 
-    Gloo prints on stdout how many connections it made, in each process, for each device.
+    In each process and for each device, Gloo prints on stdout how many connections it made.
     """
     sys.stdout.flush()
     try:

@@ -1,4 +1,4 @@
-"""Errors that end a worker's program, whichever way they take out of it."""
+"""Errors that end a worker's program, however they get out of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replicax.errors import WorkerLost
 
 @final
 class Uncaught:
-    """Hooks that see errors that nothing catches.
+    """Hooks for errors that nothing catches.
 
     Args:
       progress: Knows which threads work together with other workers.
@@ -37,9 +37,9 @@ class Uncaught:
     def unnoticed(self) -> tuple[BaseException, threading.Thread] | None:
         """Return, at exit, an error that ended the program without `sys.excepthook`.
 
-        A thread that works with other workers ends the program if nothing was done together after
-        it has failed. The error of the main thread is kept by Python for debuggers, also if the
-        program has a hook of its own; at a prompt it is that of some line before.
+        A failed thread that works with other workers has ended the program if nothing was done
+        together after its failure. Python keeps the main thread's error for debuggers, even if the
+        program has a hook of its own; at a prompt, that is the error of some earlier line.
         """
         if self._in_thread is not None and self._in_thread[2] == self._progress.number:
             return self._in_thread[:2]
@@ -49,7 +49,7 @@ class Uncaught:
         return error, threading.main_thread()
 
     def _on_error(self, kind: Any, error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() != self._process:  # a child that was forked, and is not a worker
+        if os.getpid() != self._process:  # a forked child, which is not a worker
             self._excepthook(kind, error, trace)
             return
         self._noticed = True

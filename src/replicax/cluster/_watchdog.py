@@ -15,12 +15,12 @@ from replicax.cluster._reach import Reach
 from replicax.errors import WorkerLost
 
 _REPORT_SECONDS = 1.0
-# How long a collective may continue after a worker has ended, whose part may be done.
+# How long a collective may continue after a worker has ended, which may have done its part.
 _GRACE_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
-# A worker that has not reported for so long is stopped, or its machine is.
+# A worker that has not reported for this long is stopped, or its machine is.
 _SILENT_SECONDS = 3.0
-# How much longer than its own look a worker waits for what the others see.
+# How much longer than its own look a worker waits for the results of the others.
 _LATE_SECONDS = 3.0
 
 
@@ -31,9 +31,9 @@ class Watchdog:
     Args:
       members: The processes that take part.
       link: The connection to the hub.
-      progress: What this worker does.
+      progress: The activity of this worker.
       timeout_seconds: How long to wait for a worker that is alive.
-      reach: Finds out which workers this one reaches.
+      reach: Finds out which workers this one can reach.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Watchdog:
         self._timeout = timeout_seconds
         self._reach = reach
         self._closed = threading.Event()
-        self._judged = 0.0  # when it was last found that all are at work
-        self._looking: int | None = None  # the collective in which workers look who reaches whom
+        self._judged = 0.0  # when all were last found to be at work
+        self._looking: int | None = None  # the collective in which workers test who reaches whom
         self._looking_since = 0.0
-        self._round = 0  # how often they have, in the same collective
+        self._round = 0  # how often they have tested that in the same collective
         threading.Thread(target=self._watch, name="replicax-watchdog", daemon=True).start()
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Watchdog:
     def check(self, waiting: Waiting) -> bool:
         """Raise `WorkerLost` if the awaited value will not arrive.
 
-        Return whether it has just been found, after `timeout_seconds`, that no worker is to blame.
+        Returns True if it was found just now, after `timeout_seconds`, that no worker is to blame.
         """
         now = time.monotonic()
         lost = self._lost(waiting)
@@ -74,7 +74,7 @@ class Watchdog:
             diagnosis = self._diagnosis(waiting)
             if diagnosis is not None:
                 raise WorkerLost(diagnosis)
-        if waiting.topic is None:  # otherwise it would arrive through the hub
+        if waiting.topic is None:  # a value with a topic arrives through the hub
             unreached = self._unreached()
             if unreached is None:
                 return False
@@ -83,13 +83,13 @@ class Watchdog:
         return True
 
     def look_around(self, waiting: Waiting, cause: BaseException) -> None:
-        """Raise `WorkerLost` if workers do not reach each other, which may have been the cause."""
+        """Raise `WorkerLost` if some workers cannot reach each other, which may explain `cause`."""
         while (unreached := self._unreached()) is None:
             time.sleep(_REPORT_SECONDS / 4)
         self._require_reach(waiting, unreached, cause)
 
     def require_all(self, waiting: Waiting) -> None:
-        """Raise `WorkerLost` if a worker has ended that the next operation needs."""
+        """Raise `WorkerLost` if a worker that the next operation needs has ended."""
         lost = self._lost(waiting)
         if lost:
             self.raise_loss(waiting.label, lost)
@@ -97,8 +97,8 @@ class Watchdog:
     def _lost(self, waiting: Waiting) -> list[int]:
         """Return the workers that ended before doing their part in the awaited operation.
 
-        A worker that has finished after a program of this number has done its part in it, if the
-        program communicates at all. It cannot have held a meeting without this worker.
+        A worker that finished after the program with the current number has done its part in it, if
+        the program communicates at all. It cannot have gathered values without this worker.
         """
         return [
             ended.worker
@@ -111,10 +111,10 @@ class Watchdog:
     def raise_loss(
         self, label: str, workers: Sequence[int], cause: BaseException | None = None
     ) -> NoReturn:
-        """Raise `WorkerLost` for the first of these; for one that followed another only if need be.
+        """Raise `WorkerLost` for the worker among these that is most likely the cause.
 
-        A worker that failed on its own comes before one that has finished, and that before one that
-        failed because it needed one of the others.
+        A worker that failed on its own takes precedence over one that finished, and both over one
+        that failed only because it needed another; among equals, the first one counts.
         """
         ended = self._link.ended
         worker = min(workers, key=lambda each: (ended[each].secondary, ended[each].finished))
@@ -130,9 +130,9 @@ class Watchdog:
                 return
 
     def _unreached(self) -> Sequence[tuple[int, Unreached]] | None:
-        """Return which worker does not reach which other one; None while that is looked into.
+        """Return which workers cannot reach which others, or None until that is known.
 
-        Every worker that has waited too long looks for itself, and reports what it saw.
+        Every worker that has waited too long looks for itself, and reports what it finds.
         """
         number = self._progress.number
         if self._looking != number:
@@ -152,7 +152,7 @@ class Watchdog:
             if look.number == number and look.round >= self._round
         }
         late = time.monotonic() - self._looking_since > self._reach.seconds + _LATE_SECONDS
-        ended = self._link.ended  # and finished: they have done their part for others
+        ended = self._link.ended  # these have finished, and so done their part for others
         if len(looks.keys() | ended.keys()) < self._members.count and not late:
             return None
         self._looking = None
@@ -160,7 +160,7 @@ class Watchdog:
             (worker, each)
             for worker, look in looks.items()
             for each in look.unreached
-            # One that has looked too was there; it may have ended since, for the same reason.
+            # A worker that has looked too was there; it may have ended since, for the same reason.
             if each.worker in looks or each.worker not in ended
         ]
 
@@ -176,7 +176,7 @@ class Watchdog:
     ) -> None:
         if unreached:
             if self._members.index == 0:
-                time.sleep(_REPORT_SECONDS)  # the others are about to ask the hub, which ends too
+                time.sleep(_REPORT_SECONDS)  # the others still need this worker's hub
             seconds = time.monotonic() - waiting.since
             raise WorkerLost(
                 f"{self._members.name} has waited {seconds:.0f} s in {waiting.label} (collective "
@@ -185,14 +185,14 @@ class Watchdog:
             ) from cause
 
     def _diagnosis(self, waiting: Waiting) -> str | None:
-        """Return the culprits, and the activity of all workers; None if all do the same."""
+        """Describe the culprits and the activity of all workers; return None if all do the same."""
         state = self._link.state(_ANSWER_SECONDS)
         if state is not None and self._culprits(waiting, state):
-            # The hub's state is up to a second old: a worker may have come in the meantime.
+            # The hub's state is up to a second old: a worker may have arrived in the meantime.
             time.sleep(1.5 * _REPORT_SECONDS)
             state = self._link.state(_ANSWER_SECONDS)
         if state is None and self._link.ended:
-            # The first worker has just decided too, and has reported why it ends.
+            # The first worker has just given up too, and has reported why it ends.
             self.raise_loss(waiting.label, list(self._link.ended))
         culprits = [0] if state is None else self._culprits(waiting, state)
         if not culprits:

@@ -11,13 +11,13 @@ from typing import final
 from replicax.cluster._forking import keep_from_children
 from replicax.cluster._messages import LARGEST_LINE, InvalidMessage, Message, decode, encode
 
-# After so many seconds without a sign of the other machine (not: the other process, which may be
-# stopped while its system answers) a connection counts as broken.
+# After this many seconds without a sign of the other machine, a connection counts as broken. The
+# other process does not matter: it may be stopped while its system answers.
 UNREACHABLE_SECONDS = 15
 
 
 def configure(connection: socket.socket) -> None:
-    """Send messages at once, and notice a machine that cannot be reached any more."""
+    """Make a connection send at once, and notice when the other machine cannot be reached."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -26,11 +26,11 @@ def configure(connection: socket.socket) -> None:
         ("TCP_KEEPCNT", 5),
         ("TCP_USER_TIMEOUT", UNREACHABLE_SECONDS * 1000),
     ):
-        if hasattr(socket, option):  # Linux has all of them, others some
+        if hasattr(socket, option):  # Linux has all of them, other systems only some
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-# The errors of a network, or of a machine that is down; others are of a process that has ended.
+# Errors that mean that a network or a machine is down; others mean that a process has ended.
 _CUT = frozenset(
     {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN}
 )
@@ -41,7 +41,7 @@ def is_cut(error: OSError) -> bool:
     return error.errno in _CUT
 
 
-# What is said, after its name, of a worker whose process has ended and has not said why.
+# The end of the sentence about a worker whose process has ended without saying why.
 GONE = "exited without reporting an error: killed, crashed, or ended by os._exit"
 
 
@@ -55,7 +55,7 @@ def unreachable(error: OSError) -> str:
 
 @final
 class Wire:
-    """One end of a connection; any thread may send, one receives."""
+    """One end of a connection; any thread may send, but only one receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         configure(connection)
@@ -72,9 +72,9 @@ class Wire:
             self._connection.sendall(line)
 
     def receive(self) -> Message | None:
-        """Return the next message; None when the other end has closed.
+        """Return the next message, or None once the other end has closed.
 
-        Raises OSError if its machine cannot be reached any more.
+        Raises OSError if its machine can no longer be reached.
         """
         try:
             line = self._lines.readline(LARGEST_LINE)
@@ -87,7 +87,7 @@ class Wire:
             return None
 
     def close(self) -> None:
-        """Close the connection, also for the receiving thread."""
+        """Close the connection, even while a thread is receiving."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

@@ -31,7 +31,7 @@ from replicax.collectives._regroup import agree_on_shapes
 from replicax.topology import Topology
 from replicax.values import Mirrored, PerReplica, Shape, place
 
-# The most bytes per replica that travel with a question: for 64 workers, worker 0 passes on 6 MB.
+# The most bytes per replica that travel with an agreement: for 64 workers, worker 0 relays 6 MB.
 _FEW_BYTES = 1024
 _ROWS = "rows of replicas"
 
@@ -94,8 +94,8 @@ class AcrossArrays(Collectives):
         reduction = reduction_of(op)
         if reduction.linear or not value.traced:
             return super().reduce_over(op, value, axes)
-        # This is one reduction, because it may be differentiated: equal elements share the gradient
-        # as those of one array do, not first those of a replica and then the replicas.
+        # This is a single reduction, because it may be differentiated: equal elements share the
+        # gradient as they do in one array, not first within a replica and then among replicas.
         self._require_elements(op, value, axes)
         whole = self.gather(value, axes[0], CommunicationOptions())
         return whole.map(lambda array: reduction.whole(array, axes))
@@ -106,10 +106,10 @@ class AcrossArrays(Collectives):
         return self.as_mirrored(reduction.finished(total, self._topology.num_replicas))
 
     def _numbers(self, values: Sequence[PerReplica]) -> list[str] | None:
-        """Return the data that other workers need to combine values themselves; None if it is much.
+        """Return what other workers need to combine the values themselves; None if it is too much.
 
-        A few numbers, such as a loss, travel with the question whether all came for the same: that
-        is one round trip between the workers, where a collective takes two more.
+        A few numbers, such as a loss, travel with the check that all workers came for the same
+        thing: that is one round trip between the workers, where a collective takes two more.
         """
         if not self._topology.spans_processes or _context.current().program is not None:
             return None
@@ -128,7 +128,7 @@ class AcrossArrays(Collectives):
         brought: Sequence[Sequence[str]],
         options: CommunicationOptions,
     ) -> list[Mirrored]:
-        """Combine the values of all workers in the order of the replicas, as every worker does."""
+        """Combine the values of all workers in replica order, as every worker does."""
         arrays = [
             np.frombuffer(
                 b"".join(b64decode(part) for part in parts), _dtype_of(value.samples()[0])
@@ -153,14 +153,14 @@ class AcrossArrays(Collectives):
             return self.mirror(jnp.concatenate(value.values, axis=axis))
         if self._topology.spans_processes:
             return self._gather_from_workers(value, axis)
-        # This is done on the first device: components may differ in size along the axis, and would
-        # need a program for every combination of sizes.
+        # This is done on the first device: components may differ in size along the axis, and a
+        # joint program would be needed for every combination of sizes.
         first = self._topology.local_shardings[0]
         parts = [place(component, first) for component in value.values]
         return self.mirror(jnp.concatenate(parts, axis=axis))
 
     def _gather_from_workers(self, value: PerReplica, axis: int) -> Mirrored:
-        """Gather components, each padded to the largest: one program serves all of that size."""
+        """Gather components, all padded to the largest size, for which one program is enough."""
         sizes = [shape[axis] for shape in value.shapes]
         longest = max(sizes)
 
@@ -203,7 +203,7 @@ class AcrossArrays(Collectives):
 
     def distribute(self, values: Sequence[Any]) -> PerReplica:
         topology = self._topology
-        if _context.current().program is not None:  # one for the replicas of all workers
+        if _context.current().program is not None:  # one value for the replicas of all workers
             return PerReplica.stacked(jnp.stack(values), topology)
         parts = [
             place(values[replica], sharding)
@@ -215,11 +215,11 @@ class AcrossArrays(Collectives):
 
 
 def _has_known_sum(value: PerReplica, reduction: Reduction, options: CommunicationOptions) -> bool:
-    """Tell whether the result follows from the sum that came with the value."""
+    """Return whether the result follows from the sum that came with the value."""
     total = value.known_sum
     if total is None or not reduction.linear or options.dtype is not None:
         return False
-    # The mean of whole numbers is that of fractions, whose sum does not overflow.
+    # The mean of integers is computed in floating point, where the sum does not overflow.
     return reduction.dtype(total.dtype) == total.dtype
 
 
@@ -249,7 +249,7 @@ def _reduction(
             out_axes=None,
         )(arrays)
 
-    # Otherwise XLA would send them over the network one after another.
+    # Without packs, XLA would send the arrays over the network one after another.
     packed = topology.spans_processes and topology.logical_devices_per_replica == 1
     combine = in_few_packs if packed else _by_rows(reduction)
 
@@ -284,7 +284,7 @@ def _scattering(
 
 @functools.lru_cache(maxsize=64)
 def _combination(reduction: Reduction, wire_dtype: str | None) -> Program:
-    """Return a program that combines the rows of arrays that have one for each replica."""
+    """Return a program that combines the rows of arrays that have one row for each replica."""
     combine = _by_rows(reduction)
     return jax.jit(lambda arrays: _combined(arrays, reduction, wire_dtype, combine))
 
@@ -294,7 +294,7 @@ def _by_rows(reduction: Reduction) -> Callable[[list[jax.Array]], list[jax.Array
 
 
 def _stacked(array: jax.Array, scalar: bool, replicas: int) -> jax.Array:
-    """Return a global array with a dimension for the replicas in front."""
+    """Return a global array with a leading dimension for the replicas."""
     if scalar:
         return array
     return array.reshape(replicas, array.shape[0] // replicas, *array.shape[1:])
@@ -306,7 +306,7 @@ def _combined(
     wire_dtype: str | None,
     combine: Callable[[list[jax.Array]], list[jax.Array]],
 ) -> list[jax.Array]:
-    """Combine arrays that have a dimension for the replicas in front, by `combine` over it."""
+    """Combine arrays over their leading dimension, which is that of the replicas, by `combine`."""
     options = CommunicationOptions(dtype=wire_dtype)
     dtypes = [reduction.dtype(array.dtype) for array in arrays]
     wire = [a.astype(options.wire_dtype(d)) for a, d in zip(arrays, dtypes, strict=True)]

@@ -1,4 +1,4 @@
-"""The reduction methods that programs for the reference can choose."""
+"""The reduction methods from which programs for the reference can choose."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from replicax.errors import InvalidArgument, InvalidType
 
 
 class CrossDeviceOps:
-    """Base of the ways to combine values over devices that the reference lets a program choose.
+    """Base of the reference's choices of how to combine values over devices.
 
-    They are accepted, and change nothing: XLA chooses how devices communicate, for each program and
-    kind of device. How small arrays are put together is `CommunicationOptions.bytes_per_pack`.
+    They are accepted, but have no effect: XLA chooses how devices communicate, for each program and
+    kind of device. How small arrays are packed is up to `CommunicationOptions.bytes_per_pack`.
     """
 
 
@@ -21,7 +21,7 @@ class NcclAllReduce(CrossDeviceOps):
     """A request for NCCL, which XLA uses on NVIDIA's GPUs in any case.
 
     Args:
-      num_packs: Checked, and of no effect.
+      num_packs: Checked, but has no effect.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -30,10 +30,10 @@ class NcclAllReduce(CrossDeviceOps):
 
 @final
 class HierarchicalCopyAllReduce(CrossDeviceOps):
-    """A request to reduce within groups of devices, then between these; XLA knows the links.
+    """A request to reduce within groups of devices, then between groups; XLA knows the links.
 
     Args:
-      num_packs: Checked, and of no effect.
+      num_packs: Checked, but has no effect.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -45,7 +45,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     """A request to copy values to one device, combine them there, and copy them back.
 
     Args:
-      reduce_to_device: Of no effect: every device gets the result by an all-reduce.
+      reduce_to_device: Has no effect: every device gets the result by an all-reduce.
       accumulation_fn: Must be None; values are added.
     """
 
@@ -59,7 +59,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 def require_cross_device_ops(given: object) -> None:
-    """Refuse anything but a way to combine values over devices."""
+    """Refuse anything but a `CrossDeviceOps` or None."""
     if given is not None and not isinstance(given, CrossDeviceOps):
         raise InvalidType(
             "`cross_device_ops` must be an `rx.CrossDeviceOps`, such as `rx.NcclAllReduce()`, or "

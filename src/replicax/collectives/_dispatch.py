@@ -1,4 +1,4 @@
-"""The start of programs with collectives, as the devices and the other workers need it."""
+"""The dispatch of programs with collectives, safe for the devices and the other workers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Results = TypeVar("Results")  # a nest of arrays
 
 @final
 class _Guard:
-    """The order in which programs start; held by the thread that starts one."""
+    """The guard of the order in which programs start, held by the thread that starts one."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.previous: list[jax.Array] = []  # what must be there before the next one starts
+        self.previous: list[jax.Array] = []  # what must be ready before the next one starts
 
 
 _guard = _Guard()
 
 
 def is_awaited(topology: Topology) -> bool:
-    """Tell whether programs of all workers are awaited here: on CPUs.
+    """Return whether a program of all workers is awaited when it is dispatched: on CPUs.
 
-    So the loss of a worker is an exception here, and not wherever the result is first used.
+    The loss of a worker then raises at the dispatch, and not wherever the result is first used.
     Accelerators run programs in order, and the loss shows where a result is used.
     """
     return topology.spans_processes and topology.on_cpus
@@ -51,7 +51,7 @@ def dispatch(
         return program(*args)
     if topology.spans_processes:
         session = cluster.current()
-        session.catch_up()  # It has programs of its own, so the lock comes after it.
+        session.catch_up()  # It runs programs of its own, so the lock is taken after it.
         with _guard.lock:
             if is_awaited(topology):
                 return session.run(label, lambda: jax.block_until_ready(program(*args)))

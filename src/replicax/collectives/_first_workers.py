@@ -19,7 +19,7 @@ _PACK_BYTES = 2**25
 def first_workers(
     arrays: Sequence[jax.Array], topology: Topology
 ) -> Iterator[tuple[int, Mirrored]]:
-    """Yield the index of each array, and the first worker's, one pack after the other.
+    """Yield the index of each array and the first worker's value of it, pack by pack.
 
     All workers have arrays of the same shapes.
     """
@@ -28,7 +28,7 @@ def first_workers(
             yield pack[0], _from_first_worker(arrays[pack[0]], topology)
             continue
         hosted = [np.asarray(arrays[index]) for index in pack]
-        # They travel as bytes, so that one exchange does for all dtypes.
+        # They travel as bytes, so that one exchange is enough for all dtypes.
         packed = np.concatenate([np.ravel(array).view(np.uint8) for array in hosted])
         theirs = np.asarray(_from_first_worker(packed, topology).primary)
         ends = np.cumsum([array.nbytes for array in hosted])
@@ -38,7 +38,7 @@ def first_workers(
 
 
 def _packs(arrays: Sequence[jax.Array]) -> list[list[int]]:
-    """Return which arrays travel together."""
+    """Return the indices of the arrays in each pack."""
     packs: list[list[int]] = []
     room = 0
     for index, array in enumerate(arrays):

@@ -27,9 +27,9 @@ from replicax.values import Mirrored, PerReplica
 
 @final
 class InProgram(Collectives):
-    """Collectives of replicas that each have their own component; XLA does the rest.
+    """Collectives among replicas that each have their own component; XLA does the rest.
 
-    `uneven`: the code may be that of one of several variants, and the others' shapes differ.
+    `uneven` means that the code may be that of one of several variants, whose shapes differ.
     """
 
     def __init__(self, topology: Topology, *, uneven: bool = False) -> None:
@@ -72,7 +72,7 @@ class InProgram(Collectives):
     def _arrays(
         self, label: str, reduction: Reduction, values: Sequence[PerReplica]
     ) -> tuple[list[jax.Array], list[Any]]:
-        """Return this replica's components, and the dtypes of the results for them."""
+        """Return this replica's components, and the dtypes of their results."""
         for value in values:
             require_numeric(value, label, reduction)
         arrays = [jnp.asarray(value.component(0)) for value in values]
@@ -110,9 +110,9 @@ class InProgram(Collectives):
         if topology.logical_devices_per_replica == 1:
             rules = PackRules.of(topology, options.bytes_per_pack)
             return in_packs(lambda array: reduction.over(array, REPLICA_AXIS), arrays, rules)
-        if topology.num_replicas == 1:  # XLA refuses a sum of one array in parts
+        if topology.num_replicas == 1:  # XLA refuses to sum a single divided array
             return arrays
-        # A pack would need to gather arrays that are divided; XLA joins these sums by itself.
+        # Packing would first gather arrays that are divided; XLA joins these sums by itself.
         return [self._across_parts(reduction, array) for array in arrays]
 
     def _across_parts(self, reduction: Reduction, array: jax.Array) -> jax.Array:
@@ -122,7 +122,7 @@ class InProgram(Collectives):
         return reduction.over(wide, REPLICA_AXIS).astype(array.dtype)
 
     def _require_elements(self, op: ReduceOp, value: PerReplica, axes: Axes) -> None:
-        if not self._uneven:  # else the others may have some
+        if not self._uneven:  # otherwise other variants may have some
             super()._require_elements(op, value, axes)
 
     def _count(self, value: PerReplica, axes: Axes) -> int | jax.Array:

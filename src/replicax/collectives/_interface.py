@@ -36,7 +36,7 @@ class Collectives(ABC):
     def reduce_scatter(
         self, op: ReduceOp, values: Sequence[PerReplica], axis: int, options: CommunicationOptions
     ) -> list[PerReplica]:
-        """Combine each value over the replicas; of the result, each gets its part along `axis`.
+        """Combine each value over the replicas, and leave each its part of the result along `axis`.
 
         This is the counterpart of `gather`: replica i of n gets the i-th of n equal parts.
         """
@@ -55,7 +55,7 @@ class Collectives(ABC):
 
     @abstractmethod
     def as_mirrored(self, array: jax.Array) -> Mirrored:
-        """Return the value of an array that every replica has already."""
+        """Return the mirrored value of an array that every replica already has."""
 
     @abstractmethod
     def distribute(self, values: Sequence[object]) -> PerReplica:
@@ -82,7 +82,7 @@ class Collectives(ABC):
         )
 
     def _require_elements(self, op: ReduceOp, value: PerReplica, axes: Axes) -> None:
-        """Refuse a value without elements, if `op` cannot combine none."""
+        """Refuse a value without elements, if `op` needs at least one."""
         if reduction_of(op).needs_elements and self._count(value, axes) == 0:
             raise ShapeMismatch(
                 f"`reduce {op.value}` over axes {axes} needs at least one element; got "
@@ -90,7 +90,7 @@ class Collectives(ABC):
             )
 
     def _count(self, value: PerReplica, axes: Axes) -> int | jax.Array:
-        """Count the elements over all replicas: a partial batch has the weight of its rows."""
+        """Count the elements over all replicas, so that a partial batch is weighted by its rows."""
         return sum(math.prod(shape[axis] for axis in axes) for shape in value.shapes)
 
     def aggregate(self, aggregation: VariableAggregation, value: PerReplica) -> Mirrored:
@@ -117,7 +117,7 @@ def require_numeric(value: object, method: str, reduction: Reduction | None = No
             )
 
 
-@functools.lru_cache(maxsize=256)  # every eager reduction asks it of each value
+@functools.lru_cache(maxsize=256)  # every eager reduction asks this for each value
 def _is_of(dtype: Any, kinds: tuple[Any, ...]) -> bool:
     return any(jnp.issubdtype(dtype, kind) for kind in kinds)
 

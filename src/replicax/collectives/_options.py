@@ -37,10 +37,10 @@ class CollectiveHints:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationOptions:
-    """Hints such as `CollectiveHints`, and the implementation to prefer.
+    """The hints of `CollectiveHints`, and the preferred implementation.
 
     With `dtype="bfloat16"` (or "float16"), float32 values are reduced in that type: half the bytes,
-    and a relative error of up to some 1e-2. It is off by default.
+    and a relative error of up to about 1e-2. It is off by default.
     """
 
     bytes_per_pack: int = 0

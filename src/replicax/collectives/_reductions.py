@@ -25,20 +25,22 @@ class Reduction:
 
     Args:
       combine: Combines an array along axes that have elements. Its gradient is that of the op.
-      identity: For a dtype, the number that changes nothing: the share of a replica without rows.
-      dtype: The dtype of the result, for that of the values.
+      identity: Returns, for a dtype, the number that changes nothing: the share of a replica
+        without rows.
+      dtype: Returns the dtype of the result, given that of the values.
       kinds: The kinds of dtypes that can be combined.
       across: Combines the arrays of all replicas in a program, by the name of the replica axis.
-        Without it they are gathered, and combined on every replica.
-      scatter: Does the same, and leaves each replica its part along a dimension. Without it each
+        Without it, they are gathered and combined on every replica.
+      scatter: Does the same, but leaves each replica its part along a dimension. Without it, each
         replica takes its part of what `across` returns.
-      finalize: Makes the result of what was combined and the number of values in it.
-      parts: The op that combines results for parts of the values, before `finalize`. Without it,
-        the same op does.
-      parts_dtype: The dtype of results for parts, for that of the values. Without it, `dtype`.
+      finalize: Computes the result from the combined values and their number.
+      parts: The op that combines results for parts of the values, before `finalize`; by default,
+        the same op.
+      parts_dtype: Returns the dtype of results for parts, given that of the values; by default,
+        `dtype`.
       linear: Whether the gradient is the same reduction of the replicas' gradients.
-      repeatable: Whether a value that is combined with itself is that value.
-      needs_elements: Whether there is no result for no elements at all.
+      repeatable: Whether a value combined with itself is that value.
+      needs_elements: Whether a result needs at least one element.
     """
 
     combine: Callable[[jax.Array, Axes], jax.Array]
@@ -55,9 +57,9 @@ class Reduction:
     needs_elements: bool = False
 
     def part(self, array: jax.Array, axes: Axes) -> jax.Array:
-        """Return one replica's contribution to a reduction over `axes`; it may have no rows.
+        """Return one replica's contribution to a reduction over `axes`, even if it has no rows.
 
-        It is not finalized.
+        The contribution is not finalized.
         """
         array = array.astype((self.parts_dtype or self.dtype)(array.dtype))
         if all(array.shape[axis] for axis in axes):
@@ -66,7 +68,7 @@ class Reduction:
         return jnp.full(rest, self.identity(array.dtype), array.dtype)
 
     def whole(self, array: jax.Array, axes: Axes) -> jax.Array:
-        """Return the result for one array, over `axes`."""
+        """Return the final result of reducing one array over `axes`."""
         count = math.prod(array.shape[axis] for axis in axes)
         wide = array.astype((self.parts_dtype or self.dtype)(array.dtype))
         return self.finished(self.combine(wide, axes), count).astype(self.dtype(array.dtype))
@@ -82,7 +84,7 @@ class Reduction:
         return combined if self.finalize is None else self.finalize(combined, count)
 
     def gradient(self, components: jax.Array, cotangent: jax.Array) -> jax.Array:
-        """Return the gradients of all replicas, of their stacked components."""
+        """Return the gradients of all replicas, stacked like their components."""
         _, pullback = jax.vjp(lambda stacked: self.combine(stacked, (0,)), components)
         return pullback(cotangent)[0]
 
@@ -97,7 +99,7 @@ def reduction_of(op: ReduceOp) -> Reduction:
 
 
 def _sum(array: jax.Array, axes: Axes) -> jax.Array:
-    return jnp.sum(array, axis=axes, dtype=array.dtype)  # without a wider type
+    return jnp.sum(array, axis=axes, dtype=array.dtype)  # never in a wider type
 
 
 def _scattered_sum(array: jax.Array, axis_name: str, dimension: int) -> jax.Array:
@@ -109,23 +111,23 @@ def _zero(dtype: object) -> int:
 
 
 def _sum_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the dtype of a sum: for booleans, an integer one, as it is a count."""
+    """Return the dtype of a sum: an integer one for booleans, whose sum is a count."""
     return jnp.dtype(jnp.int32) if dtype == jnp.bool_ else dtype
 
 
 def _mean_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the dtype of a mean: for integers, a floating point one."""
+    """Return the dtype of a mean: a floating-point one for integers."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
 def _mean_parts_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the dtype in which the elements of a mean are added up: many halves overflow."""
+    """Return the dtype in which a mean's elements are added up: a sum in float16 can overflow."""
     dtype = _mean_dtype(dtype)
     return jnp.promote_types(dtype, jnp.float32) if dtype.itemsize < 4 else dtype
 
 
-# The maximum and minimum that XLA takes over the devices of CPUs drop NaNs (jaxlib 0.10.1): for
-# [nan, 1] on two devices the maximum is 1. `jnp.max` keeps them, so they are looked for separately.
+# XLA's maximum and minimum over CPU devices drop NaNs (jaxlib 0.10.1): for [nan, 1] on two devices,
+# the maximum is 1. `jnp.max` keeps NaNs, so these are looked for separately.
 
 
 def _max(array: jax.Array, axes: Axes) -> jax.Array:
@@ -163,7 +165,7 @@ def _limit(dtype: np.dtype, sign: int) -> object:
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).max if sign > 0 else jnp.iinfo(dtype).min
     infinite = np.asarray(sign * np.inf).astype(dtype)
-    # Some types of 8 bits have no infinity.
+    # Some 8-bit types have no infinity.
     return infinite if np.isinf(infinite) else sign * jnp.finfo(dtype).max
 
 

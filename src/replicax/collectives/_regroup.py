@@ -1,4 +1,4 @@
-"""The questions that workers must ask each other about per-replica values, which never wait."""
+"""The agreements of workers on per-replica values, which never communicate by themselves."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from replicax.values import (
 def agree_on_shapes(
     values: Sequence[PerReplica], label: str, numbers: list[str] | None = None
 ) -> list[list[str] | None]:
-    """Make the shapes of per-replica values known, if workers have made them by themselves.
+    """Make the shapes of per-replica values known, if workers have made the values by themselves.
 
-    Where there are several workers, they all come here before they combine values for `label`, and
-    get an error if they meet for different things, or with different dtypes. They may bring their
-    `numbers` along; it returns those of all, where they have met.
+    If there are several workers, they all come here before they combine values for `label`, and get
+    an error if they come for different things or with different dtypes. They may bring their
+    `numbers` along; those of all workers are returned if an exchange took place.
     """
     topology = values[0].topology if values else None
     if topology is None or not topology.spans_processes:
         return []
     if _context.current().program is not None:
-        return []  # Workers ensure that it is the same on all of them.
+        return []  # Workers have made sure that the program is the same on all of them.
     own = [value.local_kinds() for value in values]
     brought = cluster.current().all_gather(f"{label} of {len(values)} value(s)", [own, numbers])
     for number, value in enumerate(values):
@@ -55,7 +55,7 @@ def agree_on_shapes(
 
 
 def agree_on_unknown_shapes(values: Sequence[PerReplica]) -> None:
-    """Do the same for those values whose shapes this worker does not know; gather only those."""
+    """Learn the shapes of those values whose shapes are unknown here, and exchange only those."""
     unknown = [value for value in values if not value.has_known_shapes]
     agree_on_shapes(unknown, "comparing the shapes of per-replica values")
 
@@ -70,9 +70,10 @@ def regroup(
 ) -> Nest:
     """Regroup one nest per replica into one nest; several workers compare the numbers in it.
 
-    For each leaf: the same object everywhere stays that object; the copies of one variable become
-    that variable; anything else becomes a `wrap`. `always_wrap` makes one of every leaf, even of
-    equal ones and with one replica. `keep_opaque` is for the results of functions.
+    For each leaf: an object that is the same everywhere stays that object; the copies of one
+    variable become that variable; anything else becomes a `wrap`. With `always_wrap`, every leaf
+    does, even if the leaves are equal or there is only one replica. `keep_opaque` is for the
+    results of functions.
     """
     rows, structure = rows_of(nests, keep_opaque=keep_opaque)
     if always_wrap:
@@ -89,9 +90,9 @@ def _compare_numbers(
     topology: Topology,
     wrap: type[PerReplica] | type[Mirrored],
 ) -> None:
-    """Leave a Python number as one only if the replicas of all workers have it.
+    """Keep a Python number as one only if the replicas of all workers have the same.
 
-    The type of a leaf decides whether it is looked at, so that all workers come to compare it.
+    Only the type of a leaf decides whether it is compared, so that all workers take part.
     """
     places = [
         index for index, row in enumerate(rows) if isinstance(row[0], (bool, int, float, complex))

@@ -12,7 +12,7 @@ class Verdict(enum.Enum):
     """The judgement of a check."""
 
     OK = "ok"
-    NOTE = "note"  # worth knowing, and no fault
+    NOTE = "note"  # worth knowing, but not a fault
     PROBLEM = "problem"
 
 
@@ -23,8 +23,8 @@ class Check:
 
     Args:
       verdict: The judgement.
-      name: What was looked at.
-      found: What was seen there.
+      name: The subject of the check.
+      found: What was found.
       advice: What to do, as sentences; every problem has some.
     """
 
@@ -35,7 +35,7 @@ class Check:
 
 
 def ok(name: str, found: str) -> Check:
-    """Return a check that finds all well.
+    """Return a check that found nothing wrong.
 
     >>> from replicax.doctor._check import ok
     >>> ok("jax", "0.10.1").verdict.value
@@ -45,7 +45,7 @@ def ok(name: str, found: str) -> Check:
 
 
 def note(name: str, found: str, advice: str = "") -> Check:
-    """Return a check that finds something worth knowing."""
+    """Return a check that found something worth knowing."""
     return Check(Verdict.NOTE, name, found, advice)
 
 

@@ -20,7 +20,7 @@ class Cluster:
     Args:
       checks: The lines of the report.
       members: The processes that take part; None if only this one does, or if that is unknown.
-      names_come_later: Whether the names of workers resolve only when the workers have started.
+      names_come_later: Whether the names of workers resolve only once the workers have started.
     """
 
     checks: tuple[Check, ...]
@@ -74,7 +74,7 @@ def _ask(environment: type[ClusterResolver]) -> tuple[Members | None, Sequence[C
     except ClusterError as error:  # says what to do, as all of our errors do
         consequence = "Until that is right, no `rx.MultiWorkerMirroredStrategy()` can be made."
         return None, [problem("cluster", str(error), consequence)]
-    except Exception as error:  # The client of Kubernetes has many kinds.
+    except Exception as error:  # The client of Kubernetes raises many kinds.
         return None, [
             problem(
                 "cluster",

@@ -17,7 +17,7 @@ import click
 def doctor_command(context: click.Context, with_self_test: bool) -> None:
     """Look at versions, devices, the cluster and its ports; check numbers, and try two workers.
 
-    The exit code is 1 if there is a problem; what to do about it is said with it.
+    The exit code is 1 if there is a problem; the report says what to do about it.
     """
     # Imported here, so that the other commands do not wait 50 ms for `rich`.
     from rich.console import Console

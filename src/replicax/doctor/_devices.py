@@ -28,9 +28,9 @@ def check_devices() -> list[Check]:
 
 
 def ask_jax(environment: Mapping[str, str]) -> list[Check]:
-    """Ask JAX in a process of its own: a driver can hang, or take the process down with it.
+    """Ask JAX in a process of its own, because a driver can hang or bring down the process.
 
-    An accelerator may be in use by another process, so its memory is left alone.
+    An accelerator may be in use by another process, so its memory is not preallocated.
     """
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The numbers of the installed jaxlib: programs that some versions get wrong, or crash in."""
+"""The numbers of the installed jaxlib: programs that some versions get wrong, or crash on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 def check_numbers() -> list[Check]:
-    """Run the programs on this machine's CPU, and where an XLA flag helps, with it too."""
+    """Run the programs on this machine's CPU, and again with an XLA flag where that may help."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     checks = self_checks(environment)
     missing = _known_bad.missing_cures()
@@ -29,20 +29,20 @@ def check_numbers() -> list[Check]:
 
 
 def self_checks(environment: Mapping[str, str]) -> list[Check]:
-    """Run every program in a child process, so that a crash is reported and not suffered."""
+    """Run every program in a child process, so that a crash can be reported."""
     checks: list[Check] = []
     remaining = list(_numbers_worker.CHECKS)
     while remaining:
         answers, ending = _run(remaining, environment)
         checks += [_judged(**answer) for answer in answers]
         remaining = remaining[len(answers) :]
-        if remaining and ending:  # the next one made the process end; the others are still to do
+        if remaining and ending:  # the next one ended the process; the others remain to be done
             checks.append(problem(remaining.pop(0), ending, _advice()))
     return checks
 
 
 def _run(names: list[str], environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
-    """Return the answers of a process, and its exit if it did not answer everything."""
+    """Return the answers of a process, and how it ended if it did not answer everything."""
     command = [sys.executable, "-P", _numbers_worker.__file__, *names]
     try:
         done = subprocess.run(
@@ -56,7 +56,7 @@ def _run(names: list[str], environment: Mapping[str, str]) -> tuple[list[dict[st
         )
         output, code, said = done.stdout, done.returncode, done.stderr.strip().splitlines()
     except subprocess.TimeoutExpired as error:
-        output = (error.stdout or b"").decode(errors="replace")  # bytes, whatever was asked for
+        output = (error.stdout or b"").decode(errors="replace")  # bytes, in spite of `text=True`
         code, said = None, []
     marker = _numbers_worker.MARKER
     lines = [line for line in output.splitlines() if line.startswith(marker)]

@@ -1,4 +1,4 @@
-"""Small programs that some versions of jaxlib compute wrongly, or crash in.
+"""Small programs that some versions of jaxlib compute wrongly, or crash on.
 
 This file is run by its path, so that nothing but JAX is imported. The arguments are the names of
 checks; a line of JSON is printed after each, so that the parent knows which one crashed.
@@ -19,7 +19,7 @@ MARKER = "replicax-numbers "
 
 
 def main(names: list[str]) -> None:
-    """Run the checks that are asked for."""
+    """Run the named checks."""
     jax.config.update("jax_num_cpu_devices", 2)
     for name in names:
         got, expected = CHECKS[name]()
@@ -37,7 +37,7 @@ def _products(dtype: type, rows: int) -> tuple[float, float]:
 
 
 def _empty_in_sum() -> tuple[list[float], list[float]]:
-    """Sum an empty array over two devices beside another one."""
+    """Sum an empty array, together with another one, over two devices."""
     mesh = jax.make_mesh((2,), ("device",), axis_types=(AxisType.Auto,))
     everywhere = PartitionSpec()
 
@@ -51,7 +51,7 @@ def _empty_in_sum() -> tuple[list[float], list[float]]:
 
 
 def _rank_7() -> tuple[float, float]:
-    """Sum a product along a dimension, with a dimension of size 1: jax-ml/jax#40412."""
+    """Sum a product that has a dimension of size 1 along another one: jax-ml/jax#40412."""
     ones = jnp.ones((3, 1, 2, 2, 8, 8, 8))
     return float(jnp.max(jax.jit(lambda x, y: jnp.sum(x * y, axis=3))(ones, ones))), 2.0
 

@@ -88,8 +88,8 @@ class _View:
 
     Args:
       members: The workers.
-      places: What their names stand for, or why they stand for nothing.
-      names_come_later: Whether names mean something only when workers have started.
+      places: The addresses that their names stand for, or the errors from looking them up.
+      names_come_later: Whether names resolve only once workers have started.
     """
 
     members: Members
@@ -97,7 +97,7 @@ class _View:
     names_come_later: bool
 
     def check(self, worker: int) -> Check:
-        """Check that the name resolves; then its own port, or whether another process answers."""
+        """Check that the name resolves, then this worker's port or whether another one answers."""
         name, address = self.members.names[worker], self.members.addresses[worker]
         place = self.places[worker]
         if isinstance(place, Exception):
@@ -116,7 +116,7 @@ class _View:
         return _check_other(name, where, (place.host, address.port))
 
     def check_reach(self) -> Iterator[Check]:
-        """Yield a problem if this one has a loopback address while others are on other machines."""
+        """Yield a problem if this worker has a loopback address while others do not."""
         own = self.places[self.members.index]
         known = [place for place in self.places if isinstance(place, _Place)]
         if isinstance(own, Exception) or not own.is_loopback:
@@ -146,7 +146,7 @@ class _View:
                 f"{where}: this one, but that is no address of this machine",
                 "The task index may belong to another machine: correct it, or the address.",
             )
-        # `create_server` adds the address to the message, which has it already.
+        # `create_server` adds the address to its message, but the report has it already.
         why = os.strerror(error.errno) if error.errno else str(error)
         found = f"{where}: this one, but it cannot listen there: {why}"
         if error.errno == errno.EADDRINUSE and self.members.index != 0:

@@ -1,4 +1,4 @@
-"""The format of the doctor's report: coloured in a terminal, else plain, one line per check."""
+"""The format of the doctor's report: one line per check, coloured in a terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.text import Text
 from replicax.doctor._check import Check, Verdict
 
 _STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "bold red"}
-_NAMES = 18  # columns; the longest name of a check that is always there has 16
+_NAMES = 18  # columns; the longest name that is always shown has 16
 _INDENT = " " * (2 + 9 + _NAMES)
-_NARROWEST = 40  # a terminal with less room for text breaks lines itself
+_NARROWEST = 40  # a terminal with less room for text is left to break lines
 
 
 @final
 class Report:
-    """A printer of sections as they come, which counts problems."""
+    """A printer that shows each section when it is ready, and counts problems."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -29,7 +29,7 @@ class Report:
     def section(self, title: str, examine: Callable[[], Sequence[Check]]) -> None:
         """Print the findings of `examine`, which may take a while."""
         self._print(Text(title, style="bold"))
-        terminal = self._console.is_terminal  # anywhere else the status would be a line of its own
+        terminal = self._console.is_terminal  # elsewhere the status would be a line of its own
         with self._console.status("looking") if terminal else contextlib.nullcontext():
             checks = examine()
         for check in checks:
@@ -37,7 +37,7 @@ class Report:
         self._print(Text())
 
     def conclude(self) -> None:
-        """Say how it all went."""
+        """Print the number of problems."""
         if self.problems:
             plural = "" if self.problems == 1 else "s"
             self._print(Text(f"{self.problems} problem{plural}.", style=_STYLES[Verdict.PROBLEM]))

@@ -56,7 +56,7 @@ class Ended:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The report that it printed, if it ended well."""
+        """The report that the worker printed, provided that it ended well."""
         lines = [line for line in self.output.splitlines() if line.startswith(MARKER)]
         return json.loads(lines[-1].removeprefix(MARKER))
 
@@ -65,7 +65,8 @@ def run_together(
     command: Sequence[str], settings: Sequence[Mapping[str, str]], seconds: float
 ) -> list[Ended]:
     """Run a worker in each environment, for `seconds` at most."""
-    # The workers are inside of the pool: after Ctrl-C they are killed, and then its threads end.
+    # The workers' context is inside the pool's: after Ctrl-C the workers are killed first, and so
+    # the threads that wait for them end.
     with ThreadPoolExecutor(len(settings)) as pool, _started(command, settings) as workers:
         return list(pool.map(lambda worker: _end(worker, seconds), workers))
 
@@ -96,19 +97,19 @@ def _end(worker: Worker, seconds: float) -> Ended:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, but for the devices: two cannot share an accelerator."""
+    """Return this process's environment, but with CPUs: two workers cannot share an accelerator."""
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return kept | {"JAX_PLATFORMS": "cpu"}
 
 
 def _failure(worker: int, ended: Ended) -> Check:
-    # Lines of XLA's own stack are many, and not what it said.
+    # XLA's own stack has many lines, none of which says what went wrong.
     lines = [line for line in ended.output.splitlines() if not line.lstrip().startswith("@ ")]
     last = "\n".join(lines[-_LAST_LINES:]).strip()
     said = f". It said last:\n{last}" if last else ", and said nothing"
     proxies = [name for name in os.environ if name.lower() in _PROXIES]
     advice = "If no worker says what is wrong, try `replicax doctor` again on a less busy machine."
-    if proxies:  # gRPC, by which JAX's processes find each other, takes them also for 127.0.0.1
+    if proxies:  # gRPC, by which JAX's processes find each other, uses them even for 127.0.0.1
         advice = f"A proxy may be in the way: unset {', '.join(proxies)}, or set no_proxy. {advice}"
     return problem(f"worker {worker}", ended.how + said, advice)
 
@@ -130,7 +131,7 @@ def judged(answers: Sequence[Mapping[str, Any]]) -> list[Check]:
 
 def _measured(reports: Sequence[Mapping[str, Any]]) -> list[Check]:
     first = reports[0]
-    # Each measured from when it was ready; the later one did not wait.
+    # Each worker measured from when it was ready; the later one did not wait.
     together = min(report["together"] for report in reports)
     megabytes, large = first["large_bytes"] / 1e6, first["large"]
     return [
@@ -151,9 +152,9 @@ def _milliseconds(seconds: Mapping[str, float]) -> str:
 
 
 def _load() -> list[Check]:
-    """Return a note if other processes were at work at the same time."""
+    """Return a note if other processes were busy at the same time."""
     processors, load = os.cpu_count() or 1, os.getloadavg()[0]
-    if load <= processors + 2:  # our own two workers are no news
+    if load <= processors + 2:  # our own two workers are not worth a note
         return []
     found = f"load {load:.0f} on {processors} processors: these are the times of a busy machine"
     return [note("this machine", found)]

@@ -1,4 +1,4 @@
-"""The program of each of the two processes of the self-test."""
+"""The program that both processes of the self-test run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import replicax as rx
 
 MARKER = "replicax-self-test "
-# Enough for a machine on which everything else runs as well.
+# Enough even for a machine that is busy with other work.
 _TIMEOUT_SECONDS = 60.0
 _LARGE_BYTES = 32_000_000
 
@@ -45,7 +45,7 @@ def answers(strategy: rx.Strategy) -> list[dict[str, Any]]:
 
 
 def measurements(strategy: rx.Strategy) -> dict[str, object]:
-    """Return the seconds that reductions take: the median; and the best, less affected by load."""
+    """Return the seconds that reductions take: the median, and the best, less affected by load."""
 
     @rx.function
     def compiled(value: object) -> Any:
@@ -91,7 +91,7 @@ def _weight_after_a_step(strategy: rx.Strategy, numbers: Any) -> object:
 
 
 def _seconds(reduce: Callable[[Any], object], value: object, times: int) -> dict[str, float]:
-    jax.block_until_ready(reduce(value))  # the first one compiles
+    jax.block_until_ready(reduce(value))  # the first call compiles
     seconds = []
     for _ in range(times):
         began = time.perf_counter()

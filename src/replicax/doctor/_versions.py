@@ -1,4 +1,4 @@
-"""The versions that are installed, from their metadata: importing TensorFlow takes seconds."""
+"""The installed versions, from metadata, because importing TensorFlow takes seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicax import _known_bad
 from replicax.doctor._check import Check, ok, problem
 
 _NEEDED = ("replicax", "jax", "jaxlib", "optax", "grain", "orbax-checkpoint")
-# What is imported, and the distributions that it may come from.
+# The names of packages, and the distributions that they may come from.
 _OPTIONAL = {
     "keras": ("keras",),
     "flax": ("flax",),

@@ -32,7 +32,7 @@ class _Seconds(click.types.FloatParamType):
 
 @click.command(
     "launch",
-    # What follows the script is the script's, also if it looks like an option of ours.
+    # Everything after the script belongs to the script, even if it looks like an option of ours.
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @click.option("--workers", type=click.IntRange(min=1), required=True, help="How many workers.")
@@ -94,7 +94,7 @@ def launch_command(
     Each worker learns of the others from TF_CONFIG. When one fails, all are stopped, and the exit
     code is that of the one that failed first.
     """
-    # Reading a FIFO waits for its writer; a directory may have a `__main__.py`.
+    # A FIFO is refused, as reading it waits for its writer; a directory may have a `__main__.py`.
     if not is_module and not Path(script).is_file() and not Path(script).is_dir():
         raise click.BadParameter(f"there is no file {script!r}.", param_hint="'SCRIPT'")
     if log_dir is not None:

@@ -29,7 +29,7 @@ def environments(
      "task": {"type": "worker", "index": 1}}
     """
     common = dict(os.environ if base is None else base)
-    # JAX reads its options from there.
+    # JAX reads its options from the environment.
     if devices_per_worker is not None:
         common["JAX_NUM_CPU_DEVICES"] = str(devices_per_worker)
     if compilation_cache is not None:
@@ -50,7 +50,7 @@ def free_ports(count: int) -> list[int]:
     >>> len(set(free_ports(3)))
     3
     """
-    with contextlib.ExitStack() as held:  # all at the same time, so that they differ
+    with contextlib.ExitStack() as held:  # all held at the same time, so that they differ
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind((_HOST, 0))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 
 _PLAIN = "\x1b[0m"
-# Each alternative ends at the next ESC, so that no line takes time that grows with its square.
+# Each alternative ends at the next ESC, so that no line takes quadratic time.
 _CONTROL = re.compile(
     "(?P<colour>\x1b\\[[0-9;:]*m)"
     "|\x1b\\[[0-?]*[ -/]*[@-~]"  # moves the cursor, erases, sets modes
     "|\x1b[\\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)"  # sets titles, links, the clipboard
     "|\x1b[ -/]*[0-Z\\\\`-~]"  # resets, selects character sets
-    # What is left of those that are not complete; and the bytes that some terminals take for them,
-    # which are C1 controls in UTF-8, and surrogates where they are none.
+    # The remains of incomplete sequences; and bytes that some terminals take for control sequences,
+    # which are C1 controls in valid UTF-8, and surrogates elsewhere.
     "|[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]"
 )
 
 
 def harmless(line: bytes, *, colours: bool = True) -> bytes:
-    r"""Return a line without control sequences other than colours, which end with the line.
+    r"""Return a line without control sequences, except colours, which are reset at its end.
 
     Control characters that belong to no sequence are spelled out.
 

@@ -16,7 +16,7 @@ class Ended:
     """The process of a worker has ended."""
 
     worker: int
-    code: int  # as `subprocess` has it: minus the number of the signal that killed it
+    code: int  # as in `subprocess`: minus the number of the signal that killed it
     when: float
 
 
@@ -28,21 +28,21 @@ class Asked:
     when: float = field(default_factory=time.monotonic)
 
 
-# A `SimpleQueue` because the handler of a signal may put into it while its own thread is in `get`.
+# A `SimpleQueue`, because a signal handler may call `put` while its own thread is in `get`.
 Events = queue.SimpleQueue[Ended | Asked]
 
 
 @contextlib.contextmanager
 def asking(events: Events) -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and the end of the terminal into events."""
-    if threading.current_thread() is not threading.main_thread():  # No handlers here.
+    if threading.current_thread() is not threading.main_thread():  # Handlers need the main thread.
         yield
         return
     meanings: dict[int, signal.Signals] = {
         signal.SIGINT: signal.SIGINT,
         signal.SIGTERM: signal.SIGTERM,
     }
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else this is a `nohup`
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # otherwise `nohup` runs this
         meanings[signal.SIGHUP] = signal.SIGTERM
     before = {
         number: signal.signal(number, lambda number, _: events.put(Asked(meanings[number])))

@@ -15,12 +15,13 @@ from replicax.launch._events import Ended, Events
 
 @final
 class Exits:
-    """A watcher that puts `Ended` into `events` for each process, in the order of their ends.
+    """A watcher that puts `Ended` into `events` for each process, in the order in which they end.
 
-    When one worker dies the others notice, and may end within a millisecond. One waiting thread
-    per process must get hold of Python before it can say so, and was late enough to blame another
-    in 1 of 20 cases 2 ms apart, while much was written. Linux keeps the order itself: descriptors
-    of processes become readable when those end, and epoll gives them in that order.
+    When one worker dies, the others notice and may end within a millisecond. With one waiting
+    thread per process, each must get the GIL before it can report; under heavy output, that was
+    late enough to blame the wrong worker in 1 of 20 cases 2 ms apart. Linux keeps the order itself:
+    the descriptor of a process becomes readable when it ends, and epoll returns descriptors in that
+    order.
     """
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]], events: Events) -> None:
@@ -53,7 +54,7 @@ class Exits:
 
 
 def _descriptors(processes: Sequence[subprocess.Popen[bytes]]) -> list[int] | None:
-    """Return a descriptor of each process; None where there is no such thing."""
+    """Return a descriptor of each process, or None where the system has none."""
     found: list[int] = []
     try:
         for process in processes:

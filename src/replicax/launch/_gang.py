@@ -20,8 +20,8 @@ from replicax.launch._screen import Screen
 from replicax.launch._status import Status
 from replicax.launch._worker import Worker
 
-# How long the other processes of workers that have ended may still tidy up, in seconds. Python has
-# one that removes the shared memory that a killed process has left.
+# How many seconds the other processes of ended workers have to tidy up. Python has one that removes
+# the shared memory that a killed process has left behind.
 _TIDYING = 1.0
 
 
@@ -30,10 +30,11 @@ class Patience:
     """The time to wait for workers, in seconds; `math.inf` means without limit.
 
     Args:
-      grace: From a signal to the launcher, which workers get too, until they are killed.
-      notice: From the first failure, which the others notice by themselves and have something to
-        say about, until they get SIGTERM.
-      terminate: From that until they are killed.
+      grace: From a signal to the launcher, which is passed on to the workers, until they are
+        killed.
+      notice: From the first failure, which the others notice and report by themselves, until they
+        get SIGTERM.
+      terminate: From SIGTERM until they are killed.
     """
 
     grace: float = 30.0
@@ -56,7 +57,7 @@ class Ending:
 
     @property
     def exit_code(self) -> int:
-        """The code as shells have it."""
+        """The exit code as a shell reports it."""
         return self.code if self.code >= 0 else 128 - self.code
 
     @property
@@ -75,7 +76,7 @@ class Outcome:
 
     Args:
       endings: The endings of all workers, in the order in which they ended.
-      failure: The first one that failed on its own, rather than by a signal to the launcher.
+      failure: The first one that failed, unless the launcher got a signal before that.
       asked: The first signal that the launcher got.
       last_lines: The last output of the worker that failed.
     """
@@ -96,16 +97,16 @@ class Outcome:
 
 @final
 class Gang:
-    """Workers that were started together; `close` it, or use it in a `with`.
+    """Workers that were started together; `close` it, or use it in a `with` block.
 
     Args:
       command: The command that each worker runs.
       environments: The environment of each worker.
       screen: The screen that shows their output.
-      status: The status, which is kept up to date.
+      status: The status to keep up to date.
       events: The source of signals to the launcher.
-      patience: How long to wait for the workers when they are to end.
-      log_directory: The directory that gets a file with the output of each worker.
+      patience: How long to wait for workers to end.
+      log_directory: The directory for a file with the output of each worker.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class Gang:
         elif event.signal is signal.SIGINT:
             self._steps.clear()
             self._send(signal.SIGKILL)
-        else:  # again, from a scheduler: no reason to cut a checkpoint short
+        else:  # a scheduler's repetition: no reason to cut a checkpoint short
             self._send(event.signal)
 
     def _on_ended(self, event: Ended) -> None:

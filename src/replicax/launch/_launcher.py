@@ -34,13 +34,14 @@ def launch(
     """Run a Python program as a cluster of workers on this machine; return the exit code.
 
     Args:
-      arguments: Those of the interpreter: a script, or `-m` and a module, and what that gets.
+      arguments: The interpreter's arguments: a script, or `-m` and a module, followed by its own
+        arguments.
       workers: The number of workers.
-      devices_per_worker: The number of virtual CPU devices of each; by default, left to it.
-      max_restarts: How many times all of them are started again after one has failed.
+      devices_per_worker: The number of virtual CPU devices of each; by default, JAX's choice.
+      max_restarts: How many times all workers are started again after one has failed.
       log_directory: The directory for `attempt-0/worker-0.log` and so on.
-      compilation_cache: Keeps the workers' compiled programs, for the next start.
-      patience: How long workers are waited for when they are to end.
+      compilation_cache: The directory that keeps the workers' compiled programs for the next start.
+      patience: How long to wait for workers to end.
       backoff: The pause before the first restart in seconds; each further one is twice as long.
     """
     if workers < 1:

@@ -1,4 +1,4 @@
-"""The output of workers: to the screen with a prefix, to log files as it is, and its end."""
+"""The output of workers: prefixed on the screen, unchanged in log files, and its last lines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from replicax.launch._screen import Screen
 
 _LAST_LINES = 20
 _CHUNK = 1 << 16
-# A line that is longer than this is shown in parts, in bytes.
+# A line longer than this, in bytes, is shown in parts.
 _LONG = 1 << 20
-# How long to wait for more of a pipe that is held open by a process we do not know, in seconds.
+# How many seconds to wait for more from a pipe that an unknown process holds open.
 _QUIET = 0.5
 
 
 @final
 class Output:
-    """A thread that reads the pipes of all workers, so that none ever waits for another.
+    """A thread that reads the pipes of all workers, so that no worker ever waits for another.
 
     Args:
       pipes: One for each worker.
@@ -50,7 +50,7 @@ class Output:
         self._thread.start()
 
     def last_lines(self, index: int) -> list[str]:
-        """Return the worker's last output."""
+        """Return the last lines of a worker's output."""
         return [line.decode(errors="replace") for line in list(self._lines[index].last)]
 
     def wait(self, seconds: float) -> None:
@@ -97,7 +97,7 @@ class Output:
 def _open_logs(directory: Path, count: int) -> dict[int, IO[bytes]]:
     """Open a file for each worker, in the directory itself and nowhere else.
 
-    In a directory that others may write to, a link would have files of this user overwritten.
+    In a directory that others may write to, a link could get files of this user overwritten.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     with contextlib.ExitStack() as opened:
@@ -123,7 +123,7 @@ def _open_logs(directory: Path, count: int) -> dict[int, IO[bytes]]:
 
 @final
 class _Lines:
-    """The output of one worker as lines, the way a terminal would finally show them."""
+    """The output of one worker as lines, as a terminal would finally show them."""
 
     def __init__(self) -> None:
         self.last: deque[bytes] = deque(maxlen=_LAST_LINES)
@@ -131,7 +131,7 @@ class _Lines:
 
     @property
     def progress(self) -> bytes:
-        """The line that is being written over and over, if there is one."""
+        """The line that is being rewritten over and over, if there is one."""
         line = _visible(self._pending) if b"\r" in self._pending else b""
         return harmless(line, colours=False)
 
@@ -140,7 +140,7 @@ class _Lines:
         if len(self._pending) > _LONG:
             whole.append(self._pending)
             self._pending = b""
-        elif b"\r" in self._pending:  # a progress bar, which may continue like that for hours
+        elif b"\r" in self._pending:  # a progress bar, which may be rewritten for hours
             end = b"\r" if self._pending.endswith(b"\r") else b""
             self._pending = b"\r" + _visible(self._pending) + end
         return self._keep([_visible(line) for line in whole])

@@ -1,4 +1,4 @@
-"""The launcher's messages at the end."""
+"""The launcher's messages at the end of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicax.launch._gang import Ending, Outcome
 
 
 def report(outcome: Outcome, log_directory: Path | None) -> list[str]:
-    """Return messages about the outcome of a gang; none if all is well."""
+    """Return messages about the outcome of a gang; none if all went well."""
     if outcome.exit_code == 0:
         return []
     failure = outcome.failure

@@ -18,9 +18,9 @@ _PLAIN = b"\x1b[0m"
 
 @final
 class Screen:
-    """Both streams of this process; in a terminal with colours, and a status at the bottom.
+    """Both output streams of this process; in a terminal, with colours and a status at the bottom.
 
-    Everything continues if the streams are closed: a run of hours does not end with its pager.
+    A run continues if the streams are closed: hours of work must not end with a pager.
     """
 
     def __init__(self, status: Status) -> None:
@@ -42,13 +42,13 @@ class Screen:
             self._line.stop()
 
     def show(self, worker: int, lines: Sequence[bytes]) -> None:
-        """Write lines of a worker."""
+        """Write a worker's lines."""
         if not lines:
             return
         prefix, end = b"[worker %d] " % worker, b"\n"
         if self._coloured:
             prefix = b"\x1b[%bm%b%b" % (_COLOURS[worker % len(_COLOURS)], prefix, _PLAIN)
-            end = _PLAIN + end  # ends any colour that the worker may have left
+            end = _PLAIN + end  # ends any colour that the worker may have left on
         text = b"".join(prefix + line + end for line in lines)
         if self._line is not None:
             self._line.write_above(text.decode(errors="replace"))
@@ -56,14 +56,14 @@ class Screen:
             self._out.write(text)
 
     def show_progress(self, worker: int, line: bytes) -> None:
-        """Show in the status the line that a worker rewrites; none when that ends."""
+        """Show in the status the line that a worker keeps rewriting; an empty one removes it."""
         if line:
             self._status.progress[worker] = line.decode(errors="replace")
         else:
             self._status.progress.pop(worker, None)
 
     def say(self, message: str) -> None:
-        """Write a message of the launcher."""
+        """Write a message from the launcher."""
         text = f"[{self._status.name}] {message}\n".encode()
         with self._speaking:
             if self._line is None:
@@ -76,7 +76,7 @@ class Screen:
 
 @final
 class _Stream:
-    """A stream of bytes without a buffer, which would be flushed, and fail, at the very end."""
+    """A stream of bytes without a buffer, whose flush at exit could fail."""
 
     def __init__(self, stream: IO[str]) -> None:
         stream.flush()

@@ -21,11 +21,11 @@ class Status:
         self.running = 0
         self.since = time.monotonic()
         self.doing = ""
-        self.progress: dict[int, str] = {}  # the lines that workers write over and over
+        self.progress: dict[int, str] = {}  # the lines that workers keep rewriting
 
     @property
     def name(self) -> str:
-        """The name under which the launcher speaks."""
+        """The launcher's name in its messages."""
         return f"launcher, attempt {self.attempt}" if self._max_restarts else "launcher"
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class StatusLine:
     """A line that keeps a status below everything else in a terminal."""
 
     def __init__(self, terminal: IO[str], status: Status) -> None:
-        from rich.console import Console  # takes 50 ms, for terminals only
+        from rich.console import Console  # takes 50 ms, so it is imported for terminals only
         from rich.live import Live
 
         self._status = status
@@ -68,7 +68,7 @@ class StatusLine:
             self._live.stop()
 
     def write_above(self, text: str) -> None:
-        """Write whole lines, as they are, and the status below them again."""
+        """Write whole lines unchanged, and the status below them again."""
         from rich.segment import Segment, Segments
 
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""One worker: its process and the child processes."""
+"""One worker: its main process and that one's children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, final
 
 # Only another process can act when the launcher is killed by SIGKILL. So each worker is put into
 # the process group of a shell that waits for a pipe to the launcher to close, and then kills the
-# group. Unlike Linux' PR_SET_PDEATHSIG this reaches the processes that a worker has started, such
+# group. Unlike Linux's PR_SET_PDEATHSIG, this reaches the processes that a worker has started, such
 # as those that read data; it works on any POSIX system; and there is no moment at which a worker
 # runs unguarded. It costs 1 ms and 1 MB per worker.
 _KEEPER = "trap '' HUP INT QUIT TERM TSTP TTIN TTOU; read -r nothing; kill -KILL 0"
@@ -50,26 +50,26 @@ class Worker:
         return self.process.stdout
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the worker; SIGKILL goes to all its processes, anything else to itself alone.
+        """Signal the worker; SIGKILL goes to all its processes, anything else to the main one only.
 
-        Its other processes belong to it: ending those that read data would take away what it needs
-        to save a checkpoint.
+        The other processes are the worker's to end: it may need those that read data in order to
+        save a checkpoint.
         """
         if number is signal.SIGKILL:
             self._kill_group()
             self.process.kill()  # in case it has left the group
         else:
             self.process.send_signal(number)
-            self.process.send_signal(signal.SIGCONT)  # a stopped one acts on nothing
+            self.process.send_signal(signal.SIGCONT)  # a stopped process does not act on signals
 
     def close(self) -> None:
-        """Kill its remaining processes."""
+        """Kill the worker's remaining processes."""
         self.send(signal.SIGKILL)
         self.process.wait()
         self._end_group()
 
     def _kill_group(self) -> None:
-        if self._keeper.returncode is None:  # not waited for, so no other process has its id
+        if self._keeper.returncode is None:  # not yet reaped, so no other process has its id
             with contextlib.suppress(ProcessLookupError, PermissionError):  # all ended, or about to
                 os.killpg(self._keeper.pid, signal.SIGKILL)
 

@@ -47,7 +47,7 @@ class _Name:
 
 
 def resolve_device(device: DeviceLike) -> jax.Device:
-    """Return the device with a name, in any of the usual forms.
+    """Return the device that a name, in any of the usual forms, stands for.
 
     >>> import replicax as rx
     >>> from replicax.topology import resolve_device
@@ -78,7 +78,7 @@ def _name_or_device(device: DeviceLike) -> _Name | jax.Device:
 
 
 def best_devices() -> tuple[jax.Device, ...]:
-    """Return all local devices of the best kind: accelerators if there are any, else CPUs."""
+    """Return all local devices of the best kind: accelerators if there are any, otherwise CPUs."""
     set_curing_flags()
     return tuple(jax.local_devices())
 
@@ -86,7 +86,7 @@ def best_devices() -> tuple[jax.Device, ...]:
 def set_logical_cpu_devices(count: int) -> None:
     """Split the host CPU into `count` devices; call it before JAX is first used.
 
-    Asking again for the number that there is already does nothing.
+    Asking for the current number again does nothing.
     """
     if count < 1:
         raise DeviceError(f"The host CPU cannot be split into {count!r} devices; give 1 or more.")

@@ -19,7 +19,7 @@ from replicax.errors import DeviceError, InvalidArgument, InvalidType
 from replicax.topology._devices import resolve_devices
 
 REPLICA_AXIS = "replica"
-# One replica's arrays are on its device or, if it has several, over a mesh of these.
+# The arrays of a replica are on its device or, if it has several, over a mesh of them.
 DeviceOrSharding = jax.Device | NamedSharding
 
 
@@ -37,7 +37,7 @@ class Topology:
     devices: tuple[tuple[jax.Device, ...], ...]
 
     def __hash__(self) -> int:
-        return self._hash  # kept: every call of a compiled function asks for it
+        return self._hash  # cached, because every call of a compiled function needs it
 
     @cached_property
     def _hash(self) -> int:
@@ -90,7 +90,7 @@ class Topology:
 
     @cached_property
     def on_cpus(self) -> bool:
-        """True if its devices are CPUs, whose XLA has limits of its own."""
+        """True if the devices are CPUs, for which XLA has limits of its own."""
         return self.devices[0][0].platform == "cpu"
 
     @cached_property
@@ -114,7 +114,7 @@ class Topology:
         return self.local_shardings_by(PartitionSpec())
 
     def local_sharding_of(self, device: jax.Device) -> DeviceOrSharding:
-        """Return the sharding of the replica with that first device, or any other device itself."""
+        """Return the sharding of the replica whose first device this is, otherwise the device."""
         shardings = dict(zip(self.local_devices, self.local_shardings, strict=True))
         return shardings.get(device, device)
 
@@ -123,7 +123,7 @@ class Topology:
         return tuple(NamedSharding(mesh, spec) for mesh in self._local_meshes)
 
     def is_local_sharding(self, sharding: NamedSharding) -> bool:
-        """Tell whether a sharding is over the logical devices of one local replica."""
+        """Return whether a sharding is over the logical devices of one local replica."""
         return sharding.mesh in self._local_meshes and self.logical_devices_per_replica > 1
 
     @cached_property
@@ -161,9 +161,9 @@ class Topology:
         return NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
 
     def partition(self, dimensions: Sequence[int], shape: Sequence[int]) -> PartitionSpec:
-        """Return how an array of `shape` is divided over the logical devices of each replica.
+        """Return the spec that divides an array of `shape` over the logical devices of a replica.
 
-        Its dimension i is divided into `dimensions[i]` parts; there is one part for each device.
+        Dimension i is divided into `dimensions[i]` parts; there is one part for each device.
         """
         parts = self.checked_partition(dimensions)
         if len(parts) != len(shape):
@@ -182,7 +182,7 @@ class Topology:
         for part in parts:
             taken: list[str] = []
             for name, size in list(free):
-                if part % size == 0:  # axes have prime sizes, so that no choice is wrong
+                if part % size == 0:  # axes have prime sizes, so no choice is wrong
                     taken.append(name)
                     free.remove((name, size))
                     part //= size
@@ -190,7 +190,7 @@ class Topology:
         return PartitionSpec(*axes)
 
     def checked_partition(self, dimensions: object) -> tuple[int, ...]:
-        """Return `partition_dimensions`, if there is one part per logical device of a replica."""
+        """Return `partition_dimensions`, checked to be one part per logical device of a replica."""
         parts, count = _whole_numbers(dimensions), self.logical_devices_per_replica
         if parts is None:
             raise InvalidType(
@@ -212,11 +212,11 @@ class Topology:
             if value.sharding.is_equivalent_to(self.replicated, value.ndim):
                 return value
             if not value.is_fully_replicated:
-                with jax.disable_jit(False):  # it is not the user's computation
+                with jax.disable_jit(False):  # this is not the user's computation
                     return jax.jit(_itself, out_shardings=self.replicated)(value)
             value = value.addressable_data(0)
-        # Each process brings its own copies. `device_put` would compare the values of all
-        # processes first, in a collective of its own.
+        # Each process brings its own copies. `device_put` would first compare the values of all
+        # processes, in a collective of its own.
         devices = [device for replica in self.local_replicas for device in self.devices[replica]]
         copies = jax.device_put([value] * len(devices), devices)
         return jax.make_array_from_single_device_arrays(copies[0].shape, self.replicated, copies)
@@ -246,7 +246,7 @@ def _itself(array: jax.Array) -> jax.Array:
 
 
 def _whole_numbers(numbers: Any) -> tuple[int, ...] | None:
-    """Return positive whole numbers; None if they are something else."""
+    """Return positive whole numbers, or None if `numbers` are anything else."""
     try:
         found = tuple(operator.index(number) for number in numbers)
     except TypeError:

@@ -1,4 +1,4 @@
-"""`rx.tpu`: the places of the cores of TPUs, and the replicas that they form."""
+"""`rx.tpu`: the coordinates of TPU cores, and the replicas that they form."""
 
 from replicax.tpu import experimental
 

@@ -1,4 +1,4 @@
-"""The assignment of cores of TPUs to replicas, as a value."""
+"""The assignment of TPU cores to replicas, as a value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DeviceAssignment:
 
     Args:
       topology: Where the cores lie.
-      core_assignment: The coordinates of the cores: an array of the shape replicas x cores of each
+      core_assignment: The coordinates of the cores: an array of shape replicas x cores per replica
         x 4.
 
     >>> import jax
@@ -76,14 +76,14 @@ class DeviceAssignment:
         num_replicas: int = 1,
         device_order_mode: DeviceOrderMode = DeviceOrderMode.AUTO,
     ) -> DeviceAssignment:
-        """Make replicas that are blocks of cores, close to each other.
+        """Make replicas of blocks of cores that are close to each other.
 
         Args:
           topology: Where the cores lie.
-          computation_shape: The sizes (x, y, z, core) of the block of a replica; by default one
+          computation_shape: The sizes (x, y, z, core) of each replica's block; by default, one
             core.
-          computation_stride: How far the cores of a replica are from each other along each axis;
-            by default next to each other.
+          computation_stride: The distance between the cores of a replica along each axis; by
+            default, they are adjacent.
           num_replicas: The number of replicas.
           device_order_mode: The order in which chips are taken. Rings need blocks of whole chips
             that fill the mesh.
@@ -122,7 +122,7 @@ class DeviceAssignment:
 
     @property
     def core_assignment(self) -> np.ndarray:
-        """The coordinates of the cores: an array of the shape replicas x cores of each x 4."""
+        """The coordinates of the cores: an array of shape replicas x cores per replica x 4."""
         return self._core_assignment
 
     @property
@@ -134,7 +134,7 @@ class DeviceAssignment:
         )
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
-        """Return where a logical device of a replica lies."""
+        """Return the coordinates of a logical device of a replica."""
         counts = self.num_replicas, self.num_cores_per_replica
         if not (0 <= replica < counts[0] and 0 <= logical_core < counts[1]):
             raise InvalidArgument(
@@ -144,7 +144,7 @@ class DeviceAssignment:
         return tuple(self._core_assignment[replica, logical_core].tolist())
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """Return the replicas that have this logical device in a task."""
+        """Return the replicas whose logical device of this number is in a task."""
         if (task_id, logical_core) not in self._replicas_at:
             raise InvalidArgument(
                 f"No replica has its logical core {logical_core} in task {task_id}. There are "
@@ -159,7 +159,7 @@ class DeviceAssignment:
         return self._topology.tpu_device_ordinal_at_coordinates(place)
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """Return the name of the CPU whose process has a logical device."""
+        """Return the name of the CPU of the process that has a logical device."""
         place = self.coordinates(replica, logical_core)
         return self._topology.cpu_device_name_at_coordinates(place, job)
 
@@ -185,12 +185,12 @@ class DeviceAssignment:
 
 
 class _Blocks:
-    """Equal blocks of cores, which are to be found in a mesh."""
+    """Equal blocks of cores, to be placed in a mesh."""
 
     def __init__(self, topology: Topology, shape: np.ndarray, stride: np.ndarray, count: int):
         self._topology, self._shape, self._stride, self._count = topology, shape, stride, count
         self._footprint = shape * stride
-        # Where cores are apart, others fit in between.
+        # With a stride, the cores of other blocks fit in between.
         self._limits: list[int] = (topology.mesh_shape // self._footprint * stride).tolist()
 
     @classmethod
@@ -236,7 +236,7 @@ class _Blocks:
         ]
 
     def in_order_of_tasks(self) -> list[object]:
-        """Return replicas made of the existing devices in order, where blocks would have holes."""
+        """Return replicas made of existing devices in order, because blocks would have holes."""
         size = math.prod(self._shape.tolist())
         present = self._topology.device_coordinates.reshape(-1, self._topology.mesh_rank)
         if (self._stride != 1).any() or size * self._count > len(present):
@@ -248,11 +248,11 @@ class _Blocks:
         return list(present[: size * self._count].reshape(self._count, size, -1))
 
     def _grid(self) -> tuple[int, int, int, int]:
-        """Return how many replicas lie along each axis: as near to a cube as can be.
+        """Return how many replicas lie along each axis: as close to a cube as possible.
 
-        The axis with the least room is the first to be filled, so that the others have room for
-        the rest; of equal ones the cores of a chip, then x, y and z, as chips of one machine are
-        next to each other in x and y.
+        The axis with the least room is filled first, so that the others have room for the rest.
+        Among equal ones, the cores of a chip come first, then x, y and z, because the chips of one
+        machine are adjacent in x and y.
         """
         sizes, remaining = [1, 1, 1, 1], self._count
         order = sorted(range(4), key=lambda axis: (self._limits[axis], (axis + 1) % 4))
@@ -272,9 +272,9 @@ class _Blocks:
 
 
 def ring(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the chips of a block, each next to the one before it, and the last to the first.
+    """Return the chips of a block in a ring: each next to the one before, the last to the first.
 
-    If there is no such way, because there is one row only or a size is odd, they go row by row.
+    If there is no ring, because there is only one row or a size is odd, they go row by row.
 
     >>> from replicax.tpu._device_assignment import ring
     >>> ring((2, 2, 1))
@@ -285,7 +285,8 @@ def ring(sizes: Sequence[int]) -> list[tuple[int, ...]]:
         return [(i, j, k) for k, j, i in np.ndindex(*reversed(sizes))]
     axes = [*wide, *(axis for axis, size in enumerate(sizes) if size == 1)]
     width, height, depth = (sizes[axis] for axis in axes)
-    # In each layer the way goes to and fro in all columns but the first, and back in that.
+    # In each layer, the path goes back and forth through all columns but the first, and returns
+    # through that one.
     layer = [
         (column, row)
         for row in range(height)

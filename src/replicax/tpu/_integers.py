@@ -8,12 +8,12 @@ from replicax.errors import InvalidArgument, InvalidType
 
 
 def integers(name: str, value: object, shape: tuple[int | None, ...], advice: str) -> np.ndarray:
-    """Return `value` as a read-only array of `shape`, in which None is any size.
+    """Return `value` as a read-only array of `shape`, in which None stands for any size.
 
     Args:
-      name: Its name in messages.
+      name: The name of the argument in messages.
       value: An array, or nested sequences.
-      shape: The shape that it must have.
+      shape: The required shape.
       advice: What to give instead, as a sentence.
     """
     try:

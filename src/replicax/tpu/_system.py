@@ -1,4 +1,4 @@
-"""The calls by which programs for the reference initialize and shut down TPUs."""
+"""The calls with which programs for the reference initialize and shut down TPUs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from replicax.tpu._topology import Topology
 
 
 def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> Topology:
-    """Return where the devices of a resolver lie.
+    """Return the topology of a resolver's devices.
 
-    JAX initializes TPUs by itself when it starts, so nothing else is done. Calling it again is
-    fine: nothing is cleared, and variables keep their values.
+    JAX initializes TPUs by itself when it starts, so nothing else is done. Calling this again is
+    safe: nothing is cleared, and variables keep their values.
 
     Args:
-      cluster_resolver: Knows the devices; by default all TPUs of this process.
+      cluster_resolver: The resolver that knows the devices; by default, one for all TPUs of this
+        process.
 
     >>> import replicax as rx
     >>> resolver = rx.cluster_resolver.TPUClusterResolver(tpu="local")
@@ -25,18 +26,18 @@ def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) ->
 
 
 def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> None:
-    """Do nothing: JAX gives TPUs back when the process ends.
+    """Do nothing: JAX releases TPUs when the process ends.
 
     Args:
-      cluster_resolver: Knows the devices.
+      cluster_resolver: The resolver that knows the devices.
     """
     checked_resolver("cluster_resolver", cluster_resolver)
 
 
 def checked_resolver(name: str, resolver: object) -> TPUClusterResolver:
-    """Return the resolver, if it is for TPUs; for None, that of this process's TPUs.
+    """Return the resolver, which must be for TPUs; for None, one for this process's TPUs.
 
-    For a list of devices, or of their names, it is a resolver that has these.
+    For a list of devices, or of their names, return a resolver that has these.
     """
     if resolver is None:
         return TPUClusterResolver()

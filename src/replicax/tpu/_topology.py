@@ -1,4 +1,4 @@
-"""The places of the cores of TPUs, as a value."""
+"""The coordinates of TPU cores, as a value."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _AXES = "(x, y, z, core)"
 
 @final
 class Topology:
-    """The cores of TPUs in a grid of x, y, z and the number of the core on its chip.
+    """The cores of TPUs in a grid: x, y and z of the chip, and the number of the core on it.
 
-    `initialize_tpu_system` gives the one of a resolver's devices.
+    `initialize_tpu_system` returns the topology of a resolver's devices.
 
     Args:
       mesh_shape: The sizes of the grid: four positive numbers.
-      device_coordinates: Where each core of each task lies: an array of the shape tasks x devices
-        x 4.
+      device_coordinates: The coordinates of each core of each task: an array of shape tasks x
+        devices x 4.
       devices: The devices of each task, in the order of their coordinates, if they are known.
 
     >>> from replicax.tpu.experimental import Topology
@@ -80,16 +80,16 @@ class Topology:
 
     @classmethod
     def of(cls, devices: Iterable[DeviceLike], *, mesh_shape: object = None) -> Topology:
-        """Return where devices lie.
+        """Return the topology of devices.
 
-        TPUs say it themselves. All others, such as virtual CPU devices, are laid out one after
-        another: first the cores of a chip, then chips along x, y and z.
+        TPUs report their own coordinates. Other devices, such as virtual CPU devices, are laid out
+        one after another: first the cores of a chip, then chips along x, y and z.
 
         Args:
-          devices: Devices, or names of them.
+          devices: Devices, or their names.
           mesh_shape: The grid for devices that are not TPUs. By default chips have two cores if the
-            number of devices is even, and lie in a block that is as near to a cube as can be, with
-            x <= y <= z: eight devices are a grid of [1, 2, 2, 2].
+            number of devices is even, and lie in a block that is as close to a cube as possible,
+            with x <= y <= z: eight devices are a grid of [1, 2, 2, 2].
 
         >>> import jax
         >>> from replicax.tpu.experimental import Topology
@@ -130,12 +130,12 @@ class Topology:
 
     @property
     def device_coordinates(self) -> np.ndarray:
-        """The coordinates of each device: an array of the shape tasks x devices x 4."""
+        """The coordinates of each device: an array of shape tasks x devices x 4."""
         return self._coordinates
 
     @property
     def num_tasks(self) -> int:
-        """The number of processes that have devices here."""
+        """The number of processes that have devices in the grid."""
         return self._coordinates.shape[0]
 
     @property
@@ -151,23 +151,23 @@ class Topology:
         return np.array(missing, np.int32).reshape(-1, self.mesh_rank)
 
     def task_ordinal_at_coordinates(self, device_coordinates: Coordinates) -> int:
-        """Return the number of the task that has the device there."""
+        """Return the number of the task that has the device at these coordinates."""
         return self._place(device_coordinates)[0]
 
     def tpu_device_ordinal_at_coordinates(self, device_coordinates: Coordinates) -> int:
-        """Return the number of the device there among those of its task."""
+        """Return the number, within its task, of the device at these coordinates."""
         return self._place(device_coordinates)[1]
 
     def cpu_device_name_at_coordinates(
         self, device_coordinates: Coordinates, job: str | None = None
     ) -> str:
-        """Return the name of the CPU whose process has the device there."""
+        """Return the name of the CPU of the process that has the device at these coordinates."""
         return f"{self._task_name(device_coordinates, job)}/device:CPU:0"
 
     def tpu_device_name_at_coordinates(
         self, device_coordinates: Coordinates, job: str | None = None
     ) -> str:
-        """Return the name that the reference has for the device there."""
+        """Return the reference's name for the device at these coordinates."""
         ordinal = self.tpu_device_ordinal_at_coordinates(device_coordinates)
         return f"{self._task_name(device_coordinates, job)}/device:TPU:{ordinal}"
 
@@ -227,7 +227,7 @@ def _positive_sizes(mesh_shape: object) -> np.ndarray:
 
 
 def _physical_places(devices: Sequence[jax.Device]) -> list[list[int]]:
-    """Return where TPUs lie, counted from the corner of the block that they are in."""
+    """Return the coordinates of TPUs, counted from the corner of the block that they are in."""
     strangers = [device for device in devices if device.platform != "tpu"]
     slices = {getattr(device, "slice_index", 0) for device in devices}
     if strangers or len(slices) > 1:
@@ -241,7 +241,7 @@ def _physical_places(devices: Sequence[jax.Device]) -> list[list[int]]:
 
 
 def _made_up_places(devices: Sequence[jax.Device], mesh_shape: object) -> list[list[int]]:
-    """Return made-up places for devices without one: core by core, then along x, y and z."""
+    """Return made-up coordinates for devices without any: core by core, then along x, y and z."""
     count = len(devices)
     shape = _default_shape(count) if mesh_shape is None else _positive_sizes(mesh_shape).tolist()
     if math.prod(shape) != count:
@@ -254,7 +254,7 @@ def _made_up_places(devices: Sequence[jax.Device], mesh_shape: object) -> list[l
 
 
 def _default_shape(count: int) -> list[int]:
-    """Return a grid; that of 8 fits the reference page's [1, 1, 1, 2] and [1, 2, 2, 2]."""
+    """Return the default grid; that of 8 fits the reference's [1, 1, 1, 2] and [1, 2, 2, 2]."""
     cores = 1 if count % 2 else 2
     chips = count // cores
     blocks = [

@@ -1,4 +1,4 @@
-"""The ways in which a process learns of its cluster and its place; one environment per file.
+"""The ways in which a process learns its cluster and its place in it; one environment per file.
 
 `replicax/cluster_resolver.py` lists them.
 """

@@ -18,8 +18,8 @@ class Signs:
 
     Args:
       variables: All of these must be set; none for a resolver that must be given to a strategy.
-      names_come_later: Whether the names of workers resolve only when the workers have started.
-      to_look: Arguments with which the resolver changes nothing when it is asked.
+      names_come_later: Whether the names of workers resolve only once the workers have started.
+      to_look: Arguments with which the resolver only looks, and changes nothing.
     """
 
     variables: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ def required(*names: str, advice: str) -> str:
     """Return the first of these variables that is set.
 
     Args:
-      names: Variables that say the same, the best first.
+      names: Variables that mean the same, in order of preference.
       advice: What to do if none is set, as a sentence.
     """
     for name in names:
@@ -52,7 +52,7 @@ def required(*names: str, advice: str) -> str:
 
 
 def required_number(*names: str, advice: str) -> int:
-    """Do the same as `required` for a variable that is a number, 0 or more."""
+    """Return the value of the first variable set, a number, 0 or more; see `required`."""
     text = required(*names, advice=advice)
     number = as_index(text)
     if number is None:

@@ -27,15 +27,16 @@ _SUBDOMAIN = "REPLICAX_SUBDOMAIN"
 class KubernetesClusterResolver(ClusterResolver):
     """A resolver that finds pods by labels, or computes host names of an indexed Job or a JobSet.
 
-    Labels are looked up, with the package `kubernetes`, if they or a client are given. Else, if
-    the number of workers is given or the package is not installed, this pod's environment says
-    everything: see docs/clusters.md. Else the label is "job-name=tensorflow", as in the reference.
+    Labels are looked up, with the package `kubernetes`, if they or a client are given. Otherwise,
+    if the number of workers is given or the package is not installed, this pod's environment must
+    say everything: see docs/clusters.md. Failing both, the label is "job-name=tensorflow", as in
+    the reference.
 
     Args:
-      job_to_label_mapping: For each job the label selectors of its pods.
+      job_to_label_mapping: For each job, the label selectors of its pods.
       tf_server_port: The port of every task.
-      rpc_layer: The protocol that is put before addresses of masters.
-      override_client: A `kubernetes.client.CoreV1Api`, or what has its
+      rpc_layer: The protocol prefix for the addresses of masters.
+      override_client: A `kubernetes.client.CoreV1Api`, or an object that has its
         `list_pod_for_all_namespaces`.
       num_workers: The number of pods of the Job, by default REPLICAX_NUM_WORKERS.
       subdomain: The headless service of the pods, by default REPLICAX_SUBDOMAIN or, in a JobSet,
@@ -50,7 +51,7 @@ class KubernetesClusterResolver(ClusterResolver):
     ClusterSpec({'worker': ['train-0.pods:8470', 'train-1.pods:8470']}) worker 1
     """
 
-    # Kubernetes sets the first in every indexed Job, whether or not its pods work together.
+    # Kubernetes sets the first one in every indexed Job, whether or not its pods work together.
     _signs = Signs((_INDEX, _NUM_WORKERS), names_come_later=True)
 
     def __init__(
@@ -90,12 +91,12 @@ class KubernetesClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, by default this one; empty if it is not known which."""
+        """Return the address of a task, by default this one, or "" if that is not known."""
         return self._address_of(task_type, task_id, rpc_layer) or ""
 
     @property
     def task_type(self) -> str | None:
-        """The job of this pod: "worker" if it has a number, else what it was set to."""
+        """The job of this pod: "worker" if it has a number, otherwise the one it was set to."""
         if self._task_type is None and self._is_numbered and _INDEX in os.environ:
             return "worker"
         return self._task_type
@@ -106,7 +107,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this pod in its job: its number if it has one, else the given one."""
+        """The index of this pod in its job: its number if it has one, otherwise the given one."""
         if self._task_id is None and self._is_numbered and _INDEX in os.environ:
             return _Numbering.read(self._num_workers, self._subdomain).own_index
         return self._task_id
@@ -117,7 +118,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
     @property
     def _is_numbered(self) -> bool:
-        """True if the environment of this pod is complete, so that Kubernetes is not queried."""
+        """True if this pod's environment must say everything, so that Kubernetes is not queried."""
         if self._labels or self._client is not None:
             return False
         given = self._num_workers is not None or _NUM_WORKERS in os.environ
@@ -128,9 +129,9 @@ class KubernetesClusterResolver(ClusterResolver):
 class _Numbering:
     """Pods whose names follow from their numbers: those of a Job, or of the equal Jobs of a JobSet.
 
-    Kubernetes itself sets JOB_COMPLETION_INDEX and the host name `<job>-<index>`. What a JobSet
-    knows is in labels of the pod, which its manifest must turn into variables. No label says
-    how many pods there are, or what their subdomain is.
+    Kubernetes itself sets JOB_COMPLETION_INDEX and the host name `<job>-<index>`. The facts about a
+    JobSet are in labels of the pod, which its manifest must turn into variables. No label says how
+    many pods there are, or what their subdomain is.
     """
 
     jobs: tuple[str, ...]
@@ -186,7 +187,7 @@ class _Numbering:
 
 def _subdomain_of(jobset: str | None) -> str:
     if jobset and not os.environ.get(_SUBDOMAIN):
-        return jobset  # what a JobSet takes unless its manifest says otherwise
+        return jobset  # the default of a JobSet, unless its manifest says otherwise
     return required(
         _SUBDOMAIN,
         advice="Set it to the `subdomain` of the Job's pods, the name of a headless service, or "
@@ -195,7 +196,7 @@ def _subdomain_of(jobset: str | None) -> str:
 
 
 def _jobs_of_set(jobset: str) -> tuple[tuple[str, ...], int]:
-    """Return the names of the Jobs of a JobSet that are like this one, and which one this is."""
+    """Return the names of a JobSet's Jobs that are like this one, and the index of this one."""
     advice = "Set it from the label {} of the pod, with a `fieldRef` in the manifest."
     kind = required(
         "REPLICATED_JOB_NAME", advice=advice.format("jobset.sigs.k8s.io/replicatedjob-name")
@@ -223,7 +224,7 @@ def _own_job_name(own_pod: int) -> str:
 
 
 def _running(client: Any, job: str, selectors: Sequence[str]) -> list[str]:
-    """Return the addresses of the pods of a job, selector by selector and by name."""
+    """Return the addresses of the pods of a job, by selector and then by name."""
     addresses: list[str] = []
     for selector in selectors:
         pods = client.list_pod_for_all_namespaces(label_selector=selector).items
@@ -243,7 +244,7 @@ def _running(client: Any, job: str, selectors: Sequence[str]) -> list[str]:
 
 
 def _address(pod: Any) -> str:
-    # The reference takes the node's address, at which pods are reached only if they use the
+    # The reference takes the node's address, at which pods can be reached only if they use the
     # node's network. In that case the two are the same.
     address = getattr(pod.status, "pod_ip", None)
     return address if isinstance(address, str) and address else pod.status.host_ip

@@ -16,7 +16,7 @@ from replicax.errors import ClusterError
 class ClusterResolver(abc.ABC):
     """An object from which a process learns its cluster, and its own task in it.
 
-    To describe clusters in a way of your own, derive from it and write `cluster_spec` and
+    To describe clusters in a way of your own, subclass it and implement `cluster_spec` and
     `master`.
 
     >>> import replicax as rx
@@ -34,7 +34,7 @@ class ClusterResolver(abc.ABC):
 
     _signs: ClassVar[Signs] = Signs()
 
-    # On the class, so that subclasses need not call `super().__init__`.
+    # Defined on the class, so that subclasses need not call `super().__init__`.
     _task_type: str | None = None
     _task_id: int | None = None
     _rpc_layer: str | None = None
@@ -58,10 +58,10 @@ class ClusterResolver(abc.ABC):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Count this process's accelerators of each kind, such as `{"GPU": 2}`; CPUs are none.
+        """Count this process's accelerators of each kind, such as `{"GPU": 2}`; CPUs do not count.
 
-        It asks JAX, and so starts it: in a cluster, make the strategy first. Nothing is known of
-        other tasks, so the arguments make no difference.
+        This asks JAX, and so starts it: in a cluster, make the strategy first. Nothing is known
+        about other tasks, so the arguments make no difference.
         """
         del task_type, task_id, config_proto
         kinds = (device.platform.upper() for device in jax.local_devices())
@@ -69,12 +69,12 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str:
-        """A name for where this runs; empty if that needs none."""
+        """A name for where this runs; empty if none is needed."""
         return ""
 
     @property
     def task_type(self) -> str | None:
-        """The job that this process belongs to, such as "worker"; None if that is not known."""
+        """The job that this process belongs to, such as "worker", or None if that is not known."""
         return self._task_type
 
     @task_type.setter
@@ -83,7 +83,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; None if that is not known."""
+        """The index of this process in its job, or None if that is not known."""
         return self._task_id
 
     @task_id.setter
@@ -92,7 +92,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol that is put before addresses of masters, such as "grpc"."""
+        """The protocol prefix for the addresses of masters, such as "grpc"."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -102,7 +102,7 @@ class ClusterResolver(abc.ABC):
     def _address_of(
         self, task_type: str | None, task_id: int | None, rpc_layer: str | None
     ) -> str | None:
-        """Return the address of a task, by default this one; None if it is not said which."""
+        """Return the address of a task, by default this one, or None if that is not known."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -112,7 +112,7 @@ class ClusterResolver(abc.ABC):
 
 
 def with_protocol(address: str, rpc_layer: str | None) -> str:
-    """Return the address as a URL, if there is a protocol.
+    """Return the address, as a URL if there is a protocol.
 
     >>> from replicax.cluster.resolvers._resolver import with_protocol
     >>> with_protocol("host0:2222", "grpc"), with_protocol("host0:2222", None)
@@ -122,7 +122,7 @@ def with_protocol(address: str, rpc_layer: str | None) -> str:
 
 
 def checked_task_type(task_type: object) -> str | None:
-    """Return the task type, if it can be one."""
+    """Return the task type; raise `ClusterError` if it cannot be one."""
     if task_type is None or (isinstance(task_type, str) and task_type):
         return task_type
     raise ClusterError(
@@ -132,7 +132,7 @@ def checked_task_type(task_type: object) -> str | None:
 
 
 def checked_task_id(task_id: object) -> int | None:
-    """Return the index of a task as an integer, if it can be one."""
+    """Return the index of a task as an integer; raise `ClusterError` if it cannot be one."""
     index = as_index(task_id)
     if index is None and task_id is not None:
         raise ClusterError(

@@ -1,4 +1,4 @@
-"""A cluster that is written down in the program."""
+"""A cluster that is spelled out in the program."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class SimpleClusterResolver(ClusterResolver):
 
     Args:
       cluster_spec: The cluster, or a dict that describes it.
-      master: What `master()` answers when it is not asked for a certain task.
+      master: The answer of `master()` when it is not asked for a particular task.
       task_type: The job that this process belongs to.
       task_id: Its index there.
       environment: A name for where this runs.
-      num_accelerators: What `num_accelerators()` answers; nothing is looked up.
-      rpc_layer: The protocol that is put before addresses of masters.
+      num_accelerators: The answer of `num_accelerators()`; nothing is looked up.
+      rpc_layer: The protocol prefix for the addresses of masters.
 
     >>> import replicax as rx
     >>> workers = {"worker": ["host0:2222", "host1:2222"]}
@@ -68,7 +68,7 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task if one is asked for, else the master that was given."""
+        """Return the address of a task if one is asked for, otherwise the master that was given."""
         if task_type is None or task_id is None:
             address = self._master
         else:

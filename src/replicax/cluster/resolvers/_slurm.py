@@ -26,15 +26,16 @@ class SlurmClusterResolver(ClusterResolver):
     Tasks are numbered node by node, in the order of Slurm's list of nodes.
 
     Args:
-      jobs: Job names and how many tasks each has, by default all as "worker". Jobs get their tasks
-        in the order of their names.
-      port_base: The port of the first task of each node; the next has the next one.
-      gpus_per_node: By default what Slurm allocated or, failing that, those visible here.
-      gpus_per_task: By default those of a node, divided equally.
-      tasks_per_node: A number, or a dict of host names to numbers; by default as Slurm says.
+      jobs: Job names and the number of tasks of each; by default, all are of the job "worker". Jobs
+        get their tasks in the order of their names.
+      port_base: The port of the first task on each node; every further task has the next port.
+      gpus_per_node: By default, what Slurm allocated or, failing that, the number of those visible
+        here.
+      gpus_per_task: By default, those of a node, divided equally.
+      tasks_per_node: A number, or a dict of host names to numbers; by default, as Slurm says.
       auto_set_gpu: Whether `cluster_spec()` leaves only this task's GPUs visible, by setting
-        CUDA_VISIBLE_DEVICES. That has an effect until JAX is first used.
-      rpc_layer: The protocol that is put before addresses of masters.
+        CUDA_VISIBLE_DEVICES. This has an effect only until JAX is first used.
+      rpc_layer: The protocol prefix for the addresses of masters.
 
     >>> import os
     >>> from unittest import mock
@@ -75,7 +76,7 @@ class SlurmClusterResolver(ClusterResolver):
         addresses = iter(
             [f"{node}:{port_base + task}" for node, count in nodes for task in range(count)]
         )
-        # The reference gives ranks to jobs by name, too: "chief" comes before "worker".
+        # The reference assigns ranks to jobs by name, too: "chief" comes before "worker".
         self._cluster_spec = ClusterSpec(
             {job: list(itertools.islice(addresses, jobs[job])) for job in sorted(jobs)}
         )
@@ -95,7 +96,7 @@ class SlurmClusterResolver(ClusterResolver):
             )
         self._auto_set_gpu = auto_set_gpu
         within_node = [task for _, count in nodes for task in range(count)]
-        # Slurm's own number is right for every way to distribute tasks over nodes.
+        # Slurm's own number is right for every way of distributing tasks over nodes.
         given = as_index(os.environ.get("SLURM_LOCALID"))
         self._index_on_node = within_node[rank] if given is None else given
 
@@ -124,7 +125,7 @@ class SlurmClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Return the GPUs of each task; JAX is not asked."""
+        """Return the number of GPUs of each task, without asking JAX."""
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
@@ -132,15 +133,15 @@ class SlurmClusterResolver(ClusterResolver):
         visible = _visible_gpus()
         if visible is None:
             visible = [str(index) for index in range(self._gpus_per_node)]
-        # If no more are visible than a task gets, they are the task's: Slurm has chosen them
-        # (`srun --gpus-per-task`), or this ran before.
+        # If no more are visible than a task gets, they are the task's: chosen by Slurm (for `srun
+        # --gpus-per-task`) or by an earlier call.
         if self._gpus_per_task and len(visible) > self._gpus_per_task:
             start = self._index_on_node * self._gpus_per_task
             os.environ[_VISIBLE_GPUS] = ",".join(visible[start : start + self._gpus_per_task])
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Return the nodes of a Slurm list, in its order.
+    """Return the nodes in a Slurm list, in order.
 
     >>> from replicax.cluster.resolvers._slurm import expand_nodes
     >>> expand_nodes("node[08-10,12],other05")
@@ -161,7 +162,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Return the numbers of a Slurm list in which `(x3)` means three times.
+    """Return the numbers in a Slurm list, in which `(x3)` means three times.
 
     >>> from replicax.cluster.resolvers._slurm import expand_counts
     >>> expand_counts("2(x3),1")

@@ -21,14 +21,14 @@ _EXAMPLE = '{"cluster": {"worker": ["host0:2222"]}, "task": {"type": "worker", "
 
 @final
 class TFConfigClusterResolver(ClusterResolver):
-    """A resolver that reads the environment variable TF_CONFIG, each time that it is asked.
+    """A resolver that reads the environment variable TF_CONFIG each time it is asked.
 
     Without that variable the cluster is empty. Arguments take precedence over it.
 
     Args:
       task_type: The job that this process belongs to.
       task_id: Its index there.
-      rpc_layer: The protocol that is put before addresses of masters.
+      rpc_layer: The protocol prefix for the addresses of masters.
       environment: A name for where this runs.
 
     >>> import json, os
@@ -72,9 +72,9 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task, by default this one; empty if it is the only one.
+        """Return the address of a task, by default this one, or "" if it is the only one.
 
-        A field "session_master" in TF_CONFIG takes precedence over all of that.
+        A field "session_master" in TF_CONFIG takes precedence over all of this.
         """
         given = _field("session_master", str, "a string")
         if given is not None:
@@ -89,7 +89,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job that this process belongs to; None if TF_CONFIG has no field "task"."""
+        """The job that this process belongs to, or None if TF_CONFIG has no field "task"."""
         return _task_type() if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -98,7 +98,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; None if TF_CONFIG does not say."""
+        """The index of this process in its job, or None if TF_CONFIG does not say."""
         return _task_id() if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -107,7 +107,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol that is put before addresses of masters; None if TF_CONFIG has none."""
+        """The protocol prefix for the addresses of masters, or None if TF_CONFIG has none."""
         return self._rpc_layer or _field("rpc_layer", str, "a string")
 
     @rpc_layer.setter
@@ -147,7 +147,7 @@ def _task_id() -> int | None:
 
 
 def _field(name: str, kind: type, description: str) -> Any:
-    """Return a field of TF_CONFIG; None if it is missing."""
+    """Return a field of TF_CONFIG, or None if it is missing."""
     value = _read().get(name)
     if value is not None and not isinstance(value, kind):
         _refuse(f'The field "{name}" is not {description}')
@@ -162,7 +162,7 @@ def _read() -> dict[str, object]:
         config = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         _refuse("It is nested too deeply")
-    except ValueError as error:  # also of a number with more digits than Python reads
+    except ValueError as error:  # including a number with more digits than Python reads
         _refuse(f"It is not JSON ({error})")
     if not isinstance(config, dict):
         _refuse("It is JSON, but not an object")
@@ -170,7 +170,7 @@ def _read() -> dict[str, object]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """Refuse Infinity and NaN, which Python's parser takes, and JSON does not have."""
+    """Refuse Infinity and NaN, which Python's parser accepts, but JSON does not have."""
     raise ValueError(f"{name} is no number of JSON")
 
 

@@ -22,11 +22,11 @@ _LOCAL = "local"
 class TPUClusterResolver(ClusterResolver):
     """The resolver of this process's TPUs; without any, its CPU devices stand in for them.
 
-    Nothing is looked for before `devices()` is called, which starts JAX.
+    Devices are not looked for until `devices()` is called, which starts JAX.
 
     Args:
       tpu: "" for the TPUs that JAX finds in this process. "local" for the same or, if there are
-        none, the CPU devices of this process. Or a sequence of devices or of their names.
+        none, the CPU devices of this process. Otherwise, a sequence of devices or of their names.
 
     >>> import replicax as rx
     >>> resolver = rx.cluster_resolver.TPUClusterResolver(tpu="local")
@@ -61,7 +61,7 @@ class TPUClusterResolver(ClusterResolver):
         return resolver
 
     def devices(self) -> tuple[jax.Device, ...]:
-        """Return the devices; start JAX."""
+        """Return the devices, which starts JAX."""
         if not isinstance(self._tpu, str):
             return resolve_devices(self._tpu)
         set_curing_flags()
@@ -96,7 +96,7 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """Return how many TPUs, or devices that stand in for them, this process has; start JAX."""
+        """Return this process's number of TPUs, or of devices that stand in for them; start JAX."""
         del task_type, task_id, config_proto
         here = jax.process_index()
         return {"TPU": sum(device.process_index == here for device in self.devices())}

@@ -16,15 +16,15 @@ from replicax.errors import ClusterError
 
 @final
 class UnionResolver(ClusterResolver):
-    """One cluster, of which several resolvers know a part.
+    """One cluster, of which several resolvers each know a part.
 
-    If a job is a list in all of them, the lists are joined, and one that was there before is left
-    out. Else tasks are put together by their indices. The first resolver that knows tells which
-    task this process is.
+    If a job is a list in all of them, the lists are joined, and repetitions of a list are left out.
+    Otherwise, tasks are combined by their indices. The first resolver that knows says which task
+    this process is.
 
     Args:
       resolvers: One or more.
-      rpc_layer: The protocol that is put before addresses of masters.
+      rpc_layer: The protocol prefix for the addresses of masters.
       task_type: The job that this process belongs to.
       task_id: Its index there.
 
@@ -67,7 +67,7 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return the address of a task if one is given, else the first that a resolver has."""
+        """Return the address of a task if one is given, otherwise the first that a resolver has."""
         protocol = rpc_layer or self._rpc_layer
         if task_type is not None and task_id is not None:
             address = self.cluster_spec().task_address(task_type, task_id)
@@ -115,7 +115,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol that is put before addresses of masters, from the first that has one."""
+        """The protocol prefix for the addresses of masters, from the first that has one."""
         layers = (self._rpc_layer, *(resolver.rpc_layer for resolver in self._resolvers))
         return next((layer for layer in layers if layer), None)
 
@@ -127,7 +127,7 @@ class UnionResolver(ClusterResolver):
         return next((each for each in self._resolvers if each.task_type is not None), None)
 
     def _index_in_union(self, resolver: ClusterResolver) -> int | None:
-        """Return the resolver's own index, moved by the tasks that were put before its list."""
+        """Return the resolver's own index, shifted by the tasks that come before its list."""
         job, index, own = resolver.task_type, resolver.task_id, resolver.cluster_spec()
         if job is None or index is None or job not in own.jobs:  # an evaluator, say, is in no list
             return index

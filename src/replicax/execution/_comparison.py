@@ -26,7 +26,7 @@ class Tolerance:
 
     Args:
       rtol: Relative to the largest element of an array; None for what rounding explains.
-      atol: Whatever the elements are.
+      atol: Absolute, whatever the elements are.
     """
 
     rtol: float | None = None
@@ -140,7 +140,7 @@ class Comparison:
     def states(self, name: str, compiled: object, eager: object) -> None:
         """Compare arrays, or values with an array for each local replica."""
         ours, theirs = _components(compiled), _components(eager)
-        # An object that all eager replicas return is there only once.
+        # If all eager replicas return the same object, there is only one.
         if len(theirs) == 1 and ours:
             theirs = theirs * len(ours)
         if len(ours) != len(theirs):

@@ -142,7 +142,7 @@ class _Round(Merger):
     ) -> None:
         self._strategy = strategy
         self._frame = frame
-        # This is done here because a bridge may ask for its library's settings of this thread.
+        # This is done here because a bridge may look up its library's settings for this thread.
         self._fn, self._args, self._kwargs = _bridges.surrounded(fn), args, kwargs
         self._players = [_Player() for _ in strategy.topology.local_replicas]
         self._released = False
@@ -404,7 +404,7 @@ def _require_numbers(meeting: Meeting, trace_state: object) -> None:
     traced = any(isinstance(leaf, Tracer) for leaf in _nest.leaves(meeting.arguments))
     if not traced and get_opaque_trace_state() != trace_state:
         # A transformation is active. `jax.grad` leaves arrays alone that it does not differentiate;
-        # any that traces makes even constants tracers.
+        # a transformation that traces turns even constants into tracers.
         traced = isinstance(jnp.zeros(()), Tracer)
     if not traced:
         return

@@ -36,7 +36,7 @@ class Executor(ABC):
         return False
 
     def prepared(self, fn: Callable[..., object]) -> Callable[..., object]:
-        """Return the function to run in place of `fn`: an `rx.function`, if all are compiled."""
+        """Return the function to run for `fn`, such as an `rx.function` that compiles it."""
         return fn
 
     @abstractmethod

@@ -95,7 +95,7 @@ class Function(Generic[P, R]):
         self.python_function: Callable[..., R] = python_function
         self.input_signature = checked(self.__name__, input_signature)
         self._programs = ProgramCache(self.__name__, python_function)
-        # The functions that it passes to `run` in a loop of steps, or for several of its steps.
+        # Functions that it passes to `run` in a loop of steps, and one that does several of them.
         self._inner = FunctionCache(Function, by_closure, _ADVICE)
         self._uneven_calls = 0
         self._samples = Samples()

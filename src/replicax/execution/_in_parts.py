@@ -11,7 +11,7 @@ replica's part of a value is needed:
 
 So gradients are summed into parts, and optimizers update parts of variables with parts of slots. A
 norm, such as that of all gradients, is computed from parts too, if these are available, and summed
-over the replicas. Loops over stacked weights gather them slice by slice (`_loops.py`). Anything
+over the replicas. Loops over stacked weights gather them slice by slice (`_loops.py`). Everything
 else is computed whole and then divided. Anything that is not needed, such as gathering the slots,
 is left out.
 

@@ -34,8 +34,8 @@ class JoinedSums:
     """The code of a replica, changed so that sums over the replicas are joined where possible.
 
     A call returns the outputs, and then the sums of those that are numbered in `results`: single
-    numbers that differ between the replicas, such as a loss, and can join a sum that is computed
-    anyway.
+    numbers that differ between the replicas, such as a loss, and that can join a sum that is
+    computed anyway.
 
     Args:
       closed: The code.

@@ -72,7 +72,7 @@ class _Level:
         self._found = found  # what the first pass has found for this level
         self.touched = Touched()
         self.inside = inside
-        self._layouts: dict[int, tuple[jax.Array, Any]] = {}  # the array keeps its id valid
+        self._layouts: dict[int, tuple[jax.Array, Any]] = {}  # the array keeps its id in use
         self._trace_state = get_opaque_trace_state()
 
     @property

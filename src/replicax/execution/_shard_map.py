@@ -43,7 +43,7 @@ def joins_sums(topology: Topology) -> bool:
 
 @final
 class TracedRun:
-    """A traced call of `on_replicas`, which can return once what is equal on all replicas.
+    """A traced call of `on_replicas`, so that results equal on all replicas can come out once.
 
     Creating one calls the body.
     """

@@ -84,7 +84,7 @@ class WatchedGradients:
         self._groups: list[tuple[Site, Report]] = []
 
     def mark(self, gradients: Sequence[object], report: Report) -> list[object]:
-        """Return the gradients marked, so that the jaxpr shows them; XLA does not see the marks."""
+        """Return the gradients, marked to be found in the jaxpr; XLA does not see the marks."""
         name = f"{_PREFIX}{len(self._groups)}"
         self._groups.append((users_line(), report))
         return [checkpoint_name(gradient, name) for gradient in gradients]

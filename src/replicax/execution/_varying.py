@@ -45,8 +45,8 @@ _CALLS = frozenset(
 # Values from the host, or from a device's own state, may differ on every replica.
 _FROM_OUTSIDE = ("callback", "infeed", "rng_uniform")
 
-# The name of a value that was read as the state of a variable, where the state is not in a ref, or
-# that was computed from the parts of a variable.
+# The name of a value that was read as the state of a variable, unless that is in a ref, or that was
+# computed from the parts of a variable.
 STATE = "replicax.state"
 
 

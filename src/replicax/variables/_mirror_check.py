@@ -19,7 +19,7 @@ from replicax.variables._variable import Variable, storage_of
 
 
 def check_mirrored(flag: bool) -> None:
-    """Compare, after each step, the copies of the variables it has written (True), or do not.
+    """Compare the copies of variables after each step that writes them (True), or stop (False).
 
     Copies that differ raise `rx.errors.CopiesDiffer`. They come from functions given to
     `extended.update` that get per-replica values or do different things on different devices, and

@@ -32,8 +32,8 @@ _ADVICE = (
 class CompilingExecutor(Executor):
     """Execution of each function as if it were an `rx.function`, whose programs are kept.
 
-    Only what an `rx.function` would run eagerly is run eagerly: replicas whose shapes differ, and
-    everything after `rx.config.run_functions_eagerly(True)`.
+    Only what an `rx.function` would run eagerly is run eagerly: replicas that are not one program,
+    and everything after `rx.config.run_functions_eagerly(True)`.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from replicax.variables import Transaction, Variable, restore_state, state_of, s
 @final
 @dataclass(frozen=True, eq=False)
 class _Sampling:
-    """The last instruction of `audit_functions`."""
+    """The settings of the last call of `audit_functions`."""
 
     every: int
     tolerance: Tolerance
@@ -36,15 +36,15 @@ class _Sampling:
 def audit_functions(
     every: int | None, *, rtol: float | None = None, atol: float | None = None
 ) -> None:
-    """Audit the next call of each `rx.function` and every n-th after it; None ends that.
+    """Audit the next call of each `rx.function` and every n-th after it; None turns this off.
 
     A call whose compiled results differ from the eager ones raises `rx.errors.AuditFailed`. See
     `rx.audit`; this is for continuous integration, and for first runs on new hardware.
 
     Args:
-      every: Audit one call in so many; 1 audits each.
-      rtol: The relative difference that is allowed; by default what rounding explains.
-      atol: The difference that is allowed whatever the elements are.
+      every: Audit one call in this many; 1 audits every call.
+      rtol: The relative difference that is allowed; by default, what rounding explains.
+      atol: The absolute difference that is always allowed.
     """
     if every is None:
         settings.audits = None
@@ -58,7 +58,7 @@ def audit_functions(
 
 @final
 class Samples:
-    """The calls of one function, of which some are audited."""
+    """The calls of one function, some of which are audited."""
 
     def __init__(self) -> None:
         self._sampling: _Sampling | None = None
@@ -82,22 +82,22 @@ def audit_program(
     compiled: Callable[[], Nest],
     tolerance: Tolerance,
 ) -> AuditReport:
-    """Run both from the same state, and leave the state that `compiled` makes.
+    """Run `as_python` and `compiled` from the same state; leave the state that `compiled` makes.
 
     Args:
       name: The name of the function.
       program: The program that `compiled` is going to run.
       as_python: Calls the function eagerly, in the context of the caller.
       compiled: Calls it compiled.
-      tolerance: How much may differ.
+      tolerance: How much the results may differ.
     """
     try:
         # `jax.jit` is off: a program for the gradient alone may be as wrong as the whole one, and
-        # otherwise loops of JAX whose bodies write to variables would not run as Python.
+        # JAX loops whose bodies write to variables would otherwise not run as Python.
         with jax.disable_jit():
             rehearsed, states = _rehearse(program, as_python)
     except ValueError as error:
-        if "disable_jit" not in str(error):  # JAX has no loop of zero rounds there
+        if "disable_jit" not in str(error):  # JAX has no loops of zero iterations there
             raise
         rehearsed, states = _rehearse(program, as_python)
     result = compiled()
@@ -108,7 +108,7 @@ def audit_program(
         comparison.states(f"variable {variable.name!r}", seen(state_of(variable)), seen(state))
     differences = comparison.differences
     if program.topology is not None and program.topology.spans_processes:
-        # All workers come to the same end: one that raised alone would be lost to the others.
+        # All workers reach the same verdict: one that raised alone would be lost to the others.
         found = [asdict(difference) for difference in differences]
         everyones = cluster.current().all_gather(f"the audit of `{name}`", found)
         differences = [
@@ -125,7 +125,7 @@ def _rehearse(
     """Run the function eagerly and undo it; return its result and the states that it made."""
     transaction = Transaction()
     touched = (*program.written, *program.read)
-    # What another library writes to its variables on its own bypasses the transaction.
+    # Writes that another library makes to its own variables bypass the transaction.
     kept_elsewhere = {v: state_of(v) for v in touched if not storage_of(v).reusable}
     frame = replace(_context.current(), runs=None, transaction=transaction, rehearsal=Rehearsal())
     try:
@@ -144,7 +144,7 @@ def _rehearse(
 
 @final
 class Rehearsal:
-    """A run whose effects are undone: it is shown elements of iterators, which stay there."""
+    """A run whose effects are undone: it sees elements of iterators without taking them."""
 
     def __init__(self) -> None:
         self._seen: Counter[DistributedIterator] = Counter()
@@ -156,4 +156,4 @@ class Rehearsal:
         if len(ahead) <= position:
             raise StopIteration
         self._seen[iterator] += 1
-        return _nest.transform(lambda leaf: leaf, ahead[position])  # its containers may be changed
+        return _nest.transform(lambda leaf: leaf, ahead[position])  # in containers of its own

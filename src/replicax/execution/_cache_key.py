@@ -1,4 +1,4 @@
-"""Signatures: the arguments that a compiled program is good for."""
+"""Signatures: the arguments that a compiled program is valid for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
 
-# A traced program depends on these besides its arguments; other settings of JAX may change.
+# A traced program depends on these in addition to its arguments; other JAX settings may change.
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision")
 
 
@@ -46,8 +46,9 @@ def signature_of(
 ) -> tuple[Signature | None, list[object]]:
     """Return the signature of a call, and the arrays in its arguments.
 
-    It is None for per-replica values that are not arrays, or not of one rank: no program serves
-    them. A `strategy` is one whose `run` is called. `memory` is kept from call to call of `fn`.
+    The signature is None for per-replica values that are not arrays, or whose ranks differ: no
+    program can take them. `strategy` is the one whose `run` is called, if any. `memory` is kept
+    between calls of `fn`.
     """
     leaves, structure = _nest.flatten((args, kwargs), keep_opaque=True)
     described = describe(leaves, getattr(strategy or frame.strategy, "topology", None))
@@ -73,10 +74,10 @@ def describe(
     arrays: list[Any] = []
     fills: list[Any] = []
     for leaf in leaves:
-        # This comes first, as it is asked of every parameter in every step.
+        # This case comes first, because every parameter passes through it in every step.
         if leaf.__class__ is PerReplica and (common := leaf.common) is not None:
-            # It is a plain array, of which every replica gets all: so a program of parameters stays
-            # good when these are results of its own.
+            # Its key is that of a plain array, which every replica gets whole. So a program that
+            # takes parameters remains valid when they are its own results.
             weak = getattr(common, "weak_type", False)  # Random keys have none.
             keys.append((common.shape, common.dtype, weak))
             arrays.append(common)
@@ -114,11 +115,11 @@ def describe(
             arrays.append(leaf)
             fills.append(_itself)
         elif isinstance(leaf, DistributedIterator):
-            # Every epoch has a new one. What matters is which of the arguments are the same.
+            # Every epoch has a new iterator. All that matters is which arguments are the same one.
             keys.append(_IteratorKey(next(i for i, other in enumerate(leaves) if other is leaf)))
             fills.append(None)
         elif _nest.is_opaque(leaf):
-            keys.append(_OBJECT)  # The bridge's fingerprint tells which one, and its structure.
+            keys.append(_OBJECT)  # The bridge's fingerprint identifies it and its structure.
             fills.append(None)
         else:
             keys.append(_static_key(leaf))
@@ -127,7 +128,7 @@ def describe(
 
 
 def dressed(leaves: Sequence[Leaf], fills: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-    """Return the leaves that `describe` was given, with these arrays in the places of theirs."""
+    """Return the leaves that `describe` was given, with `arrays` in place of their own."""
     remaining = iter(arrays)
     return [
         leaf if fill is None else fill(next(remaining))
@@ -136,12 +137,12 @@ def dressed(leaves: Sequence[Leaf], fills: Sequence[Any], arrays: Sequence[Any])
 
 
 def are_uneven(keys: Sequence[object]) -> bool:
-    """Tell whether a key of `describe` is that of components whose shapes differ."""
+    """Tell whether one of the keys is that of components whose shapes differ."""
     return any(isinstance(key, tuple) and isinstance(key[-1], _Uneven) for key in keys)
 
 
 def _is_array(value: PerReplica | Mirrored) -> bool:
-    """Tell whether components can form one global array, filled up with zeros if sizes differ."""
+    """Tell whether components can form one global array, padded with zeros if sizes differ."""
     if isinstance(value, Mirrored) or value.is_assembled:
         return True
     samples = value.samples()
@@ -154,18 +155,18 @@ def _is_array(value: PerReplica | Mirrored) -> bool:
 
 
 def is_paddable(shapes: Sequence[Shape], dtypes: Sequence[object]) -> bool:
-    """Tell whether arrays have one rank and one dtype, of which there are zeros."""
+    """Tell whether arrays share one rank and one dtype, which has zeros."""
     return (
         len({len(shape) for shape in shapes}) == 1
         and len(set(dtypes)) == 1
-        and isinstance(dtypes[0], np.dtype)  # and not that of random keys
+        and isinstance(dtypes[0], np.dtype)  # and not the dtype of random keys
         and is_numeric(dtypes[0])
     )
 
 
 @final
 class Signature:
-    """A key for the arguments a program is good for and, while it is made, those arguments."""
+    """A key for the arguments a program is valid for; while it is made, also those arguments."""
 
     __slots__ = ("_fill", "_hash", "_key", "_leaves", "_strategy", "_structure", "frame")
 
@@ -193,11 +194,11 @@ class Signature:
 
     @property
     def leaves(self) -> Sequence[Leaf]:
-        """The leaves of the arguments, until they are forgotten."""
+        """The leaves of the arguments, until `forget_values` drops them."""
         return self._leaves
 
     def bind(self, python_function: Callable[..., Nest]) -> Callable[[list[Any]], Nest]:
-        """Return the function of the arrays alone."""
+        """Return the call as a function of its arrays alone."""
         leaves, fills, structure, strategy = (
             self._leaves,
             self._fill,
@@ -214,7 +215,7 @@ class Signature:
         return function
 
     def plain_arrays(self) -> list[int]:
-        """Return which of the arrays are `jax.Array`s by themselves, and not part of something."""
+        """Return the indices of the arrays that were passed as whole `jax.Array`s, not in parts."""
         dynamic = [
             (leaf, fill)
             for leaf, fill in zip(self._leaves, self._fill, strict=True)
@@ -228,11 +229,11 @@ class Signature:
         ]
 
     def forget_values(self) -> None:
-        """Let go of the arguments: a program kept for long must not keep a batch alive."""
+        """Drop the arguments: a long-lived program must not keep a batch alive."""
         self._leaves = self._fill = self.frame = None
 
     def difference(self, other: Signature) -> str:
-        """Return where two signatures differ, in words."""
+        """Describe in words where two signatures differ."""
         names = (
             "the strategy",
             "the scope",
@@ -276,9 +277,9 @@ def _itself(array: object) -> Any:
 
 
 def _over_auto_axes(leaf: object) -> Leaf:
-    """Return an array of an explicit mesh, whose axes would be part of its type, without them.
+    """Return an array of an explicit mesh as one of a mesh with automatic axes.
 
-    The program has a mesh of its own.
+    Explicit axes would be part of the array's type, and the program has a mesh of its own.
     """
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.are_all_axes_auto:
@@ -291,7 +292,7 @@ def _over_auto_axes(leaf: object) -> Leaf:
 
 
 def _divided(leaf: object) -> Leaf:
-    """Return how an array is divided over several devices; None if it is not."""
+    """Return the sharding that divides an array over several devices, or None if none does."""
     if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return None
     sharding = leaf.sharding
@@ -300,7 +301,7 @@ def _divided(leaf: object) -> Leaf:
 
 @dataclass(frozen=True, slots=True)
 class _LaidOut:
-    """An array that is divided over devices, as a program can tell only from its sharding."""
+    """An array that is divided over devices, which a program can tell only from its sharding."""
 
     sharding: Any
 
@@ -348,7 +349,7 @@ class _Uneven:
 
 @dataclass(frozen=True, slots=True)
 class _IteratorKey:
-    """An iterator among the arguments, by where it first stands."""
+    """An iterator among the arguments, identified by its first position."""
 
     place: int
 
@@ -357,7 +358,7 @@ class _IteratorKey:
 
 
 class _Static:
-    """A Python value that a program was made for: compared by value, or else by identity."""
+    """A Python value that a program was made for: compared by value if possible, or by identity."""
 
     __slots__ = ("_by_identity", "_hash", "_value")
 

@@ -1,4 +1,4 @@
-"""Call sites: the instruction at which each function on the stack is."""
+"""Call sites: the current instruction of each function on the stack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def call_site(depth: int, until: str | None = None) -> CallSite:
     """Return the instructions that led to the function `depth` calls above the caller.
 
     Args:
-      depth: How many of the innermost functions to leave out, besides this one.
+      depth: How many of the innermost functions to leave out, in addition to this one.
       until: The name of the function at which to stop; by default the whole stack counts.
     """
     frame, path = sys._getframe(depth + 1), []

@@ -23,8 +23,8 @@ Cells = dict[Variable, Cell | RefCell]
 class Touched:
     """The variables that a level of a program reads, and those that it writes.
 
-    `nested` are those of both that it uses in transformations of JAX, such as the body of a
-    `lax.scan`.
+    `nested` holds those of either kind that it uses inside JAX transformations, such as the body
+    of a `lax.scan`.
     """
 
     read: dict[Variable, None] = field(default_factory=dict)  # sets that keep the order
@@ -44,7 +44,7 @@ class Touched:
         return list({**self.read, **self.written})
 
     def cells(self, variables: Iterable[Variable], states: Iterable[Any]) -> Cells:
-        """Return what the states of variables live in while a program is traced."""
+        """Return the cells that hold the states of variables while a program is traced."""
         return {
             variable: (
                 RefCell(state)
@@ -67,10 +67,10 @@ class Captures:
     taken: TakenElements = field(default_factory=TakenElements)
     watched: WatchedGradients = field(default_factory=WatchedGradients)
     topology: Topology | None = None
-    noted: Topology | None = None  # over which values are combined, should nothing be run
+    noted: Topology | None = None  # where values are combined, if nothing is run
     uneven: bool = False  # whether a run has replicas whose shapes differ
     thorough: bool = False  # whether the first pass computes derivatives and updates too
-    skipped: bool = False  # whether it has skipped one
+    skipped: bool = False  # whether it has skipped any of these
 
     @property
     def complete(self) -> bool:
@@ -78,7 +78,7 @@ class Captures:
         return not (self.outer or self.taken.elements)
 
     def found(self) -> tuple[Any, ...]:
-        """Return a key that is equal if another first pass has found the same."""
+        """Return a key that is equal to that of another first pass with the same findings."""
         levels = [self.outer, *(self.runs[number] for number in sorted(self.runs))]
         by_id = [[list(map(id, touched)) for touched in (e.read, e.written)] for e in levels]
         return len(self.taken.elements), by_id

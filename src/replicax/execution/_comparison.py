@@ -26,7 +26,7 @@ class Tolerance:
 
     Args:
       rtol: Relative to the largest element of an array; None for what rounding explains.
-      atol: Whatever the elements are.
+      atol: Absolute, whatever the elements are.
     """
 
     rtol: float | None = None
@@ -34,15 +34,15 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         for name, value in (("rtol", self.rtol), ("atol", self.atol)):
-            if value is not None and not value >= 0:  # NaN is neither
+            if value is not None and not value >= 0:  # refuses NaN as well
                 raise InvalidArgument(f"`{name}` must be a number from 0 on; got {value!r}.")
 
     def bound(self, dtype: object, scale: float) -> float:
         """Return the largest difference that is allowed between numbers up to `scale`.
 
         The two executions add in different orders. The exponent gives 4e-10 for float64, 7e-5 for
-        float32, 0.016 for float16 and 0.054 for bfloat16. What ought to be zero is the rounding
-        error of larger numbers, so that numbers up to the same bound count as that large.
+        float32, 0.016 for float16 and 0.054 for bfloat16. Numbers that should be zero are rounding
+        errors of larger ones, so a `scale` below that relative bound is raised to it.
         """
         usual = float(jnp.finfo(dtype).eps) ** 0.6
         relative = usual * max(scale, usual) if self.rtol is None else self.rtol * scale
@@ -52,14 +52,14 @@ class Tolerance:
 @final
 @dataclass(frozen=True, slots=True)
 class AuditDifference:
-    """An output or a variable that is not the same compiled and eager.
+    """An output or a variable that differs between compiled and eager execution.
 
     Args:
-      name: Which one, such as `output['loss']` or `variable 'weight'`, and whose, if replicas have
-        their own.
+      name: Which one, such as `output['loss']` or `variable 'weight'`, and which replica's, if
+        replicas have their own.
       dtype: The dtype of its elements.
       largest: The largest difference between two elements.
-      bound: The largest that rounding explains, by the dtype and the largest element.
+      bound: The largest difference that rounding explains, given the dtype and the largest element.
       reason: What differs, if it is not the numbers: shapes, dtypes, the structure of outputs.
     """
 
@@ -97,7 +97,7 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """True if everything was the same, but for rounding."""
+        """True if everything was the same, apart from rounding."""
         return not self.differences
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class Comparison:
     def states(self, name: str, compiled: object, eager: object) -> None:
         """Compare arrays, or values with an array for each local replica."""
         ours, theirs = _components(compiled), _components(eager)
-        # There is one of an object that all eager replicas return.
+        # If all eager replicas return the same object, there is only one.
         if len(theirs) == 1 and ours:
             theirs = theirs * len(ours)
         if len(ours) != len(theirs):
@@ -160,7 +160,7 @@ class Comparison:
 def compare(
     name: str, compiled: np.ndarray, eager: np.ndarray, tolerance: Tolerance
 ) -> AuditDifference | None:
-    """Return how two arrays differ, or None if the tolerance allows it.
+    """Return how two arrays differ, or None if they agree within the tolerance.
 
     Numbers that are not floating-point must be equal. For the others the bound is relative to the
     largest element: small elements of sums are rounded like the large ones.
@@ -203,8 +203,8 @@ _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, Distri
 
 def _array(value: object) -> np.ndarray:
     try:
-        array = jnp.asarray(value)  # a Python number has the dtype that a program gives it
-    except OverflowError:  # No program has such a number.
+        array = jnp.asarray(value)  # a Python number gets the dtype that a program gives it
+    except OverflowError:  # No program can hold such a number.
         return np.asarray(value)
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)

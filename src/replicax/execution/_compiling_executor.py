@@ -1,4 +1,4 @@
-"""Compiled execution of every function, without being asked."""
+"""Compiled execution of every function, without an explicit `rx.function`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _ADVICE = (
 class CompilingExecutor(Executor):
     """Execution of each function as if it were an `rx.function`, whose programs are kept.
 
-    Only what an `rx.function` would run eagerly is run so: replicas whose shapes differ, and
-    everything after `rx.config.run_functions_eagerly(True)`.
+    Only what an `rx.function` would run eagerly is run eagerly: replicas that are not one program,
+    and everything after `rx.config.run_functions_eagerly(True)`.
     """
 
     def __init__(self) -> None:

@@ -61,7 +61,7 @@ class DirectExecutor(Executor, Merger):
 
 
 def _unwrapped(nest: Nest) -> Nest:
-    """Return distributed values as their one component; arrays stay where they are."""
+    """Replace distributed values with their only component; arrays stay where they are."""
     return _nest.transform(
         lambda leaf: leaf.component(0) if isinstance(leaf, DistributedValues) else leaf,
         nest,

@@ -1,6 +1,6 @@
 """Collectives that some replicas reach and others do not, found before a program runs.
 
-XLA would wait for the others: on CPUs for 40 s, after which it ends the process.
+XLA would wait for those that do not: on CPUs for 40 s, after which it ends the process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from replicax.execution._varying import Level, names_axis, runs_in, visit_run
 from replicax.topology import REPLICA_AXIS
 
 _CONDITIONAL = ("cond", "while")
-# These name the axis, and do not communicate.
+# These name the axis but do not communicate.
 _SILENT = frozenset({"axis_index", "pvary", "pcast"})
 
 
@@ -45,7 +45,7 @@ def _communicates(equation: JaxprEqn) -> bool:
 
 
 def _has_conditional_collective(jaxpr: Jaxpr | ClosedJaxpr, conditional: bool = False) -> bool:
-    """Tell whether all equations must be looked at, which takes longer than this."""
+    """Tell whether any collective is under a condition; the full check takes longer than this."""
     return any(
         (conditional and _communicates(equation))
         or any(

@@ -2,8 +2,8 @@
 
 Replica 0 runs on the caller's thread. The others get a thread of their own when replica 0 first
 waits for them, and run one at a time, in replica order, until each waits or returns: the baton
-goes round. A function without collectives needs no thread at all. Whatever looks across replicas
-runs on the caller's thread, so a debugger sees it where it expects it.
+goes round. A function without collectives needs no threads at all. All cross-replica code runs on
+the caller's thread, where a debugger expects it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
 
-_MANY_RUNS = 300  # after which the hint to compile comes
-# How long a failed `run` waits for a replica that is in the middle of something, in seconds.
+_MANY_RUNS = 300  # after which the hint to compile is given
+# How many seconds a failed `run` waits for a replica that is still busy.
 _PATIENCE = 30.0
-# How long a replica may take to the next meeting before the others say that they wait, in seconds.
+# How many seconds a replica may take to reach the next meeting before there is a warning.
 _LONG = 60.0
 
 
@@ -77,7 +77,7 @@ class EagerExecutor(Executor):
             return regroup(results, strategy.topology, keep_opaque=True)
 
     def _hint(self, fn: Callable[..., object]) -> None:
-        """Say once that there is a faster way, for a function that is run again and again."""
+        """Hint once that compiling is faster, for a function that is run again and again."""
         code = getattr(fn, "__code__", None)
         if code is None:
             return
@@ -143,7 +143,7 @@ class _Round(Merger):
     ) -> None:
         self._strategy = strategy
         self._frame = frame
-        # This is done here because a bridge may ask what its library is set to in this thread.
+        # This is done here because a bridge may look up its library's settings for this thread.
         self._fn, self._args, self._kwargs = _bridges.surrounded(fn), args, kwargs
         self._players = [_Player() for _ in strategy.topology.local_replicas]
         self._released = False
@@ -153,7 +153,7 @@ class _Round(Merger):
 
     def play(self) -> list[Nest]:
         """Run every replica to its end; return the results."""
-        # The caller's settings hold for all replicas, not those that replica 0 makes meanwhile.
+        # All replicas get the caller's settings, not those that replica 0 makes in the meantime.
         self._configuration, self._context = thread_configuration(), contextvars.copy_context()
         try:
             for index, player in enumerate(self._players):
@@ -174,7 +174,7 @@ class _Round(Merger):
 
     def merge(self, local_index: int, meeting: Meeting) -> Nest:
         if self._released or self._failure is not None:
-            raise _Released  # from a `finally` block, say: no replica is left to meet
+            raise _Released  # such as from a `finally` block: no replica is left to meet
         player = self._players[local_index]
         _require_numbers(meeting, player.trace_state)
         player.meeting, player.phase = meeting, _Phase.WAITING
@@ -224,7 +224,7 @@ class _Round(Merger):
             error.add_note(
                 f"Raised where the replicas of {self._strategy!r} met for {meetings[0].label}."
             )
-            # All replicas get it, so that one which handles it does not leave the others behind.
+            # All replicas get the error, so that one that handles it does not leave others behind.
             self._raised_together = error
             for player in self._players:
                 player.error = error
@@ -318,10 +318,10 @@ class _Round(Merger):
             self._wait_for(index)
 
     def _wait_for(self, index: int) -> None:
-        """Wait until a replica waits in turn, or has ended; say so when that takes long.
+        """Wait until a replica waits in turn or has ended; warn if that takes long.
 
-        It may compute for as long as it likes. But it may also wait for a lock that replica 0
-        holds, and then only the user can help.
+        The replica may compute for as long as it likes. But it may also be waiting for a lock that
+        replica 0 holds, and then only the user can help.
         """
         player = self._players[index]
         while not player.yielded.acquire(timeout=_LONG):
@@ -340,7 +340,7 @@ class _Round(Merger):
             )
 
     def _release_all(self) -> None:
-        """End the replicas that still wait, and their threads."""
+        """End the replicas that are still waiting, and their threads."""
         self._released = True
         deadline = time.monotonic() + _PATIENCE
         for index, player in enumerate(self._players):
@@ -359,7 +359,7 @@ class _Round(Merger):
     def _forget_errors(self) -> None:
         """Drop the raised errors, whose tracebacks hold this round and the caller's variables.
 
-        They would stay, batches and all, until the garbage collector runs.
+        Otherwise they would stay, batches and all, until the garbage collector runs.
         """
         self._failure = self._raised_together = None
         for player in self._players:
@@ -368,7 +368,7 @@ class _Round(Merger):
     def _mismatch(self) -> CollectiveMismatch:
         replicas = self._strategy.topology.local_replicas
         meetings = [player.meeting for player in self._players if player.meeting is not None]
-        # Where the names are the same, it is what they are about that differs.
+        # If the names are the same, the subjects differ.
         alike = len({meeting.label for meeting in meetings}) == 1 < len(meetings)
 
         def doing(player: _Player) -> str:
@@ -389,7 +389,7 @@ class _Round(Merger):
 
 
 def _has_empty_share(arguments: Nest, index: int) -> bool:
-    """Tell whether a replica got no rows where another one got some."""
+    """Tell whether a replica got no rows while another one got some."""
     values = [
         leaf for leaf in _nest.leaves(arguments, keep_opaque=True) if isinstance(leaf, PerReplica)
     ]
@@ -404,8 +404,8 @@ def _require_numbers(meeting: Meeting, trace_state: object) -> None:
     """Refuse a meeting inside `jax.jit` and the like, where arrays have no numbers yet."""
     traced = any(isinstance(leaf, Tracer) for leaf in _nest.leaves(meeting.arguments))
     if not traced and get_opaque_trace_state() != trace_state:
-        # Something is at work. `jax.grad` leaves arrays that it does not differentiate as they
-        # are; whatever traces makes tracers even of constants.
+        # A transformation is active. `jax.grad` leaves arrays alone that it does not differentiate;
+        # a transformation that traces turns even constants into tracers.
         traced = isinstance(jnp.zeros(()), Tracer)
     if not traced:
         return

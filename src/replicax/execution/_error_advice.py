@@ -20,7 +20,7 @@ def add_recipe(error: BaseException) -> None:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # the user's own class, whose error must not take the place of this one
+    except Exception:  # the class is the user's, and its error must not hide this one
         return ""
 
 
@@ -50,7 +50,7 @@ def _left_control_flow(error: BaseException) -> str | None:
 
 
 def _other_device(error: BaseException) -> str | None:
-    if "incompatible devices" not in _text(error):  # and JAX does not say where it came from
+    if "incompatible devices" not in _text(error):  # JAX does not say where the array came from
         return None
     return (
         "An array that the function closes over is on another replica's device. Pass it in `args` "

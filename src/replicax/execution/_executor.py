@@ -28,15 +28,15 @@ def require_call(method: str, fn: object, args: object) -> None:
 
 
 class Executor(ABC):
-    """An executor runs a function once on every replica and merges the results."""
+    """A way to run a function once on every replica and merge the results."""
 
     @property
     def traceable(self) -> bool:
-        """True if it can be used as it is while a program is traced."""
+        """True if it can also be used while a program is traced."""
         return False
 
     def prepared(self, fn: Callable[..., object]) -> Callable[..., object]:
-        """Return the function to run in place of another: an `rx.function`, if it compiles all."""
+        """Return the function to run for `fn`, such as an `rx.function` that compiles it."""
         return fn
 
     @abstractmethod
@@ -57,9 +57,9 @@ def run_by_executor(
     args: Sequence[Nest],
     kwargs: Mapping[str, Nest],
 ) -> Nest:
-    """Run a function by the executor of its strategy or, in a program, by that of the program.
+    """Run a function with the strategy's executor or, in a program, with the program's.
 
-    The call is one that `Strategy.run` has checked already, such as that of a compiled function.
+    `Strategy.run` has already checked the call, which may be that of a compiled function.
     """
     frame = _context.cross_replica(strategy, "run")
     executor = strategy._executor

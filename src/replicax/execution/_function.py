@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Rest = ParamSpec("Rest")  # the parameters of a method, but for `self`
+Rest = ParamSpec("Rest")  # the parameters of a method, without `self`
 Instance = TypeVar("Instance")
 
-_DEBUG_NANS = "jax_debug_nans"  # by name, for JAX's stubs do not know it
+_DEBUG_NANS = "jax_debug_nans"  # by name, because JAX's stubs lack it
 _MANY_UNEVEN_CALLS = 300
 _ADVICE = (
     "in a loop over elements, has closed over other values {} times, and is compiled anew each "
@@ -69,33 +69,33 @@ def run_functions_eagerly(flag: bool) -> None:
 
 
 def runs_as_python(frame: Frame) -> bool:
-    """Tell whether a compiled function is called as Python here, as part of something larger."""
+    """Tell whether compiled functions run as Python here, such as inside a larger program."""
     return (
         settings.run_eagerly
         or frame.rehearsal is not None
         or frame.program is not None
         or frame.overlay is not None
         or (frame.kind is ContextKind.REPLICA and frame.strategy is not None)
-        or getattr(jax.config, _DEBUG_NANS)  # It is for finding the operation.
+        or getattr(jax.config, _DEBUG_NANS)  # It is for finding the faulty operation.
         or is_tracing()
     )
 
 
 @final
 class Function(Generic[P, R]):
-    """A function that is compiled, once for each signature; made by `rx.function`."""
+    """A function that is compiled once for each signature; made by `rx.function`."""
 
     def __init__(
         self, python_function: Callable[P, R], input_signature: Sequence[Nest] | None = None
     ) -> None:
         self.__name__ = type(python_function).__name__  # A partial, say, has no name.
-        # The attributes of a callable object, such as one of `eqx.filter_jit`, stay its own.
+        # The attributes of a callable object, such as a result of `eqx.filter_jit`, are not copied.
         updated = ("__dict__",) if isinstance(python_function, types.FunctionType) else ()
         functools.update_wrapper(self, cast(Any, python_function), updated=updated)
         self.python_function: Callable[..., R] = python_function
         self.input_signature = checked(self.__name__, input_signature)
         self._programs = ProgramCache(self.__name__, python_function)
-        # Those that it gives to `run` in a loop of steps, and the one of several of its steps.
+        # Functions that it passes to `run` in a loop of steps, and one that does several of them.
         self._inner = FunctionCache(Function, by_closure, _ADVICE)
         self._uneven_calls = 0
         self._samples = Samples()
@@ -126,8 +126,8 @@ class Function(Generic[P, R]):
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
         """Return the program for these arguments, without running it.
 
-        `.as_text()` shows it as JAX hands it to XLA, `.compile().as_text()` as XLA made it,
-        `.cost_analysis()` what it costs. A `jax.ShapeDtypeStruct` can stand for an array.
+        `.as_text()` shows it as JAX hands it to XLA, `.compile().as_text()` as XLA has compiled it,
+        and `.cost_analysis()` what it costs. A `jax.ShapeDtypeStruct` can stand for an array.
         """
         return self.trace(*args, **kwargs).lower()
 
@@ -139,7 +139,7 @@ class Function(Generic[P, R]):
         return self._compiled(program).trace(arrays)
 
     def audit(self, args: tuple[Nest, ...], kwargs: Nest, tolerance: Tolerance) -> AuditReport:
-        """Call it compiled and eagerly from the same state; see `rx.audit`."""
+        """Call the function compiled and eagerly from the same state; see `rx.audit`."""
         frame = _context.current()
         if runs_as_python(frame):
             raise ContextError(
@@ -195,7 +195,7 @@ class Function(Generic[P, R]):
         tolerance: Tolerance,
     ) -> AuditReport:
         def rehearsed() -> Nest:
-            # It gets containers of its own, which the function may change.
+            # The function gets containers of its own, because it may change them.
             own = _nest.transform(lambda leaf: leaf, (args, kwargs), keep_opaque=True)
             if strategy is not None:
                 return run_by_executor(strategy, self.python_function, *own)
@@ -311,18 +311,18 @@ def function(
 ) -> Any:
     """Compile a function: one SPMD program per call, traced once for each signature.
 
-    Variables that it reads and writes are found by tracing. It can be called as it is, with
-    `strategy.run` inside, or be given to `strategy.run`.
+    Variables that it reads and writes are found by tracing. It can be called directly, with
+    `strategy.run` inside, or be passed to `strategy.run`.
 
     Args:
-      fn: The function. Arrays in its arguments may change from call to call; other values make a
-        program of their own each. Without it, `function` is a decorator with arguments.
+      fn: The function. Arrays in its arguments may change from call to call; every other value
+        makes a program of its own. Without `fn`, `function` is a decorator with arguments.
       input_signature: A sequence of `jax.ShapeDtypeStruct`, one for each positional argument (or
         nests of them): other arguments are refused.
-      autograph: Accepted as `tf.function` has it, and without effect: Python's `if` and `while`
-        are never rewritten. For conditions on arrays use `jax.lax.cond` and its kin.
-      jit_compile: The same, without effect: every program is compiled by XLA.
-      reduce_retracing: The same, without effect: XLA needs to know shapes, so each has a program.
+      autograph: Accepted as in `tf.function`, but without effect: Python's `if` and `while` are
+        never rewritten. For conditions on arrays use `jax.lax.cond` and the like.
+      jit_compile: Likewise without effect: every program is compiled by XLA.
+      reduce_retracing: Likewise without effect: XLA needs to know shapes, so each has a program.
 
     >>> import numpy as np, replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -368,15 +368,15 @@ def audit(
     """Call a function compiled and eagerly from the same state, and compare the results.
 
     Every output and every variable is compared. The state afterwards is that of the compiled call,
-    and elements are taken from iterators once. The function is called once more than without an
-    audit: what it does besides computing, such as printing, it does once more.
+    and elements are taken from iterators once. The function is called one extra time, so its side
+    effects, such as printing, happen one extra time.
 
     Args:
       function: An `rx.function`, or a function that is to be compiled.
       *args: Its arguments.
       rtol: The difference that is allowed, relative to the largest element of an array; by
-        default what rounding explains, by dtype.
-      atol: The difference that is allowed whatever the elements are.
+        default, what rounding explains for its dtype.
+      atol: The absolute difference that is always allowed.
       **kwargs: Its keyword arguments.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The cache of compiled functions, in which a function that comes again is found."""
+"""The cache of compiled functions, in which a function that is passed again is found."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Protocol, final
 
 from replicax._hints import hint
 
-_MOST = 64  # functions whose programs are kept: those that were used last
-_MANY = 16  # functions of the same code, after which the hint comes
+_MOST = 64  # functions whose programs are kept: the most recently used
+_MANY = 16  # functions of the same code, after which the hint is given
 
 
 class Compiled(Protocol):
@@ -22,22 +22,22 @@ class Compiled(Protocol):
 
 
 class Identity(Protocol):
-    """A rule for which functions are the same."""
+    """A rule that decides which functions are the same."""
 
     def __call__(self, fn: Callable[..., object]) -> tuple[Any, Any]:
-        """Return a key, equal for the same functions, and the objects that it knows by their id."""
+        """Return a key, equal for the same functions, and the objects whose ids it contains."""
         ...
 
 
 @final
 class FunctionCache:
-    """Compiled functions, by the functions that they were made of.
+    """Compiled functions, by the functions that they were made from.
 
     Args:
       compile: Makes a compiled function.
-      identity: Tells whether a function is one from before.
-      advice: How a program can avoid passing a new function each time. It is given as a
-        hint, after the name of the function and their number.
+      identity: Tells whether a function has been seen before.
+      advice: How a program can avoid passing a new function each time. It is the end of a hint
+        that begins with the name of the function, and has a place for the number of functions.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class FunctionCache:
         self._same_code: Counter[Any] = Counter()
 
     def compiled(self, fn: Callable[..., object]) -> Any:
-        """Return the compiled function of `fn`: that from before, if it is the same."""
+        """Return the compiled form of `fn`: the earlier one, if `fn` has been seen before."""
         key, held = self._identity(fn)
         found = self._known.pop(key, None)
         if found is None:
-            # What is known by its id must live as long as the id stands for it.
+            # Objects that the key knows by id must outlive it, or their ids could be reused.
             found = self._compile(fn), held
             self._count(fn)
-        self._known[key] = found  # as the last one
+        self._known[key] = found  # as the most recent one
         if len(self._known) > _MOST:
             self._known.pop(next(iter(self._known)), None)
         return found[0]
@@ -77,7 +77,7 @@ def _code_of(fn: object) -> object:
 
 
 def by_object(fn: Callable[..., object]) -> tuple[Any, Any]:
-    """Tell functions apart as objects: two are never the same, whatever they do.
+    """Tell functions apart as objects: two objects are never the same, whatever they do.
 
     A new one may have been made because a global variable or an object that it uses has changed.
     """
@@ -92,13 +92,13 @@ def by_closure(fn: Callable[..., object]) -> tuple[Any, Any]:
     objects each time.
     """
     closure = _Closure()
-    # `fn` does not keep what is captured: its closure is shared with the loop, which puts other
-    # values there.
+    # `fn` does not keep captured objects alive: it shares its closure with the loop, which puts
+    # other values there.
     return closure.key_of(fn), closure.held
 
 
 class _Closure:
-    """The identity of a function; `held` are the objects that the key knows by their id."""
+    """The identity of a function; `held` has the objects that the key knows by id."""
 
     def __init__(self) -> None:
         self.held: list[Any] = []
@@ -118,7 +118,7 @@ class _Closure:
             parts = tuple(self.key_of(part) for part in (*defaults, *captured))
             return value.__code__, self._by_id(value.__globals__), parts
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-            return type(value), repr(value)  # by which -0.0 is not 0.0
+            return type(value), repr(value)  # `repr` tells -0.0 from 0.0
         return self._by_id(value)
 
     def _by_id(self, value: object) -> int:
@@ -130,7 +130,7 @@ _EMPTY = object()
 
 
 def contents_of(cell: types.CellType) -> Any:
-    """Return what a closure has there; an object like no other, if nothing is assigned."""
+    """Return the contents of a closure's cell, or a unique object if nothing is assigned."""
     try:
         return cell.cell_contents
     except ValueError:

@@ -1,4 +1,4 @@
-"""The way from the replicas' gradients to those that an optimizer applies."""
+"""The reduction of the replicas' gradients to those that an optimizer applies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
 
-# They are here, and not in the strategies, because compiled functions depend on them: a function
-# may run any strategy that it closes over. The key is a number per strategy, which stays when the
-# strategy is gone: no function must be traced again because another strategy was collected.
+# Reductions are here, and not in the strategies, because compiled functions depend on them: a
+# function may run any strategy that it closes over. The key is a number per strategy, which
+# outlives the strategy, so that no function is retraced because another strategy was collected.
 @final
 class _Reductions:
     """The reductions of strategies that do not sum."""
@@ -48,7 +48,7 @@ _reductions = _Reductions()
 
 
 def gradient_reduction_of(strategy: StrategyLike) -> GradientReduction:
-    """Return how optimizers reduce gradients that they get on the replicas of a strategy."""
+    """Return how optimizers reduce the gradients of a strategy's replicas."""
     return _reductions.of(strategy)
 
 
@@ -65,9 +65,9 @@ def weighted(gradient: object, reduction: GradientReduction, weight: float | jax
     """Return one replica's contribution: zeros if it has no rows.
 
     Args:
-      gradient: That of the replica.
+      gradient: The replica's gradient.
       reduction: Only a MEAN is weighted.
-      weight: As `row_weights` gives it; an array where the program is the same for all replicas.
+      weight: The replica's weight from `row_weights`; an array if all replicas share a program.
     """
     if reduction is not GradientReduction.MEAN or (isinstance(weight, float) and weight == 1.0):
         return gradient

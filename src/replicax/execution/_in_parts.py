@@ -1,22 +1,22 @@
 """The code of a replica, changed so that it computes with parts of variables where it can.
 
-A replica's code is written, and traced, as if variables were whole: divided ones are gathered
-before it begins, and each replica keeps its part of what the code leaves in them. Here the code is
-computed again equation by equation, from what is needed in the end. Where only this replica's part
-of a value is needed:
+A replica's code is written and traced as if variables were whole: divided ones are gathered before
+it begins, and each replica keeps its part of what the code leaves in them. Here the code is
+evaluated again, equation by equation, computing only what its results need. Where only this
+replica's part of a value is needed:
 
-- the part of what was gathered is there already;
+- the part of a gathered value is there already;
 - the part of a sum over the replicas is a reduce-scatter;
 - the part of an elementwise result is computed from parts.
 
 So gradients are summed into parts, and optimizers update parts of variables with parts of slots. A
 norm, such as that of all gradients, is computed from parts too, if these are available, and summed
-over the replicas. Loops over stacked weights gather them slice by slice (`_loops.py`). Anything
-else is computed whole, and then divided. What is not needed, such as gathering the slots, is left
-out.
+over the replicas. Loops over stacked weights gather them slice by slice (`_loops.py`). Everything
+else is computed whole and then divided. Anything that is not needed, such as gathering the slots,
+is left out.
 
-The backward pass gathers a variable once more, instead of keeping it from the forward pass on. XLA
-must not see that both are the same, so the second gather waits for a value of the backward pass.
+The backward pass gathers a variable again instead of keeping it from the forward pass. XLA must not
+see that both gathers are the same, so the second one waits for a value of the backward pass.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _REDUCTIONS = {
 
 
 def has_parts(closed: ClosedJaxpr) -> bool:
-    """Tell whether the code of a replica has divided variables."""
+    """Tell whether the code of a replica uses divided variables."""
     return any(gathers(equation) or takes_own_part(equation) for equation in closed.eqns)
 
 
@@ -109,7 +109,7 @@ class InParts:
 
 
 def _flattened(closed: ClosedJaxpr, *arguments: object) -> list[object]:
-    """Compute the code with the equations of every `jax.jit` in place of it, and without refs."""
+    """Evaluate the code with every `jax.jit` inlined, and without refs."""
     jaxpr = without_constants(closed)
     inputs = (*jaxpr.constvars, *jaxpr.invars)
     values: dict[Var, object] = dict(zip(inputs, (*closed.consts, *arguments), strict=True))
@@ -148,11 +148,11 @@ def _demands(jaxpr: Jaxpr, split: Sequence[bool], parts: int) -> _Demands:
         if highest is Level.VARYING:
             varying.add(id(equation))
 
-    # In JAX 0.12, the inputs of a jaxpr without its constants begin with theirs.
+    # In JAX 0.12, a jaxpr without its constants takes them as its first inputs.
     constants = [False] * (len(jaxpr.invars) - len(split))
     levels(jaxpr, [*constants, *split], REPLICA_AXIS, visit)
-    # Norms, and sums of what is the same on all replicas, are computed of parts if these are there
-    # anyway. So it is looked first what is wanted for other reasons.
+    # Norms, and sums of values that are the same on all replicas, are computed from parts if these
+    # are there anyway. So the first round finds what is wanted for other reasons.
     first = _Demands(parts, available=None)
     first.follow(jaxpr.eqns, jaxpr.outvars)
     demands = _Demands(parts, available=_available(jaxpr.eqns, varying, first, parts))
@@ -167,17 +167,19 @@ class _Demands:
 
     Args:
       num_parts: The number of replicas.
-      available: The division by which values are available in parts; None if not known yet.
+      available: The divisions of the values that are available in parts; None if not known yet.
       whole: The values that are needed whole.
-      part: The values of which a part is needed, perhaps in addition, with the division.
-      rules: The rules for equations of which only a part is needed, by their id.
-      reductions: The division of those operands of reductions that are available in parts.
+      part: The values of which a part is needed, perhaps in addition to the whole, with their
+        divisions.
+      rules: The rules for equations of whose result only a part is needed, by the equation's id.
+      reductions: The divisions of operands of reductions that are available in parts, by the
+        equation's id.
       repeated: The sums over the replicas whose operands are available in parts: these operands
         are the same on all replicas.
-      loops: How loops take their operands, by their id.
-      stacked: The sums over the replicas whose parts loops compute.
+      loops: How loops take their operands, by the loop's id.
+      stacked: The sums over the replicas whose parts are computed by loops.
       made_by: The equation that computes each value.
-      keeps_gathered: Whether what is gathered is kept for the backward pass.
+      keeps_gathered: Whether gathered values are kept for the backward pass.
     """
 
     num_parts: int
@@ -289,9 +291,9 @@ class _Demands:
 def _available(
     equations: Sequence[JaxprEqn], varying: set[int], demands: _Demands, parts: int
 ) -> dict[Var, Division]:
-    """Return the division of values that are available in parts and not needed whole.
+    """Return the divisions of values that are available in parts and not needed whole.
 
-    They are the same on all replicas: equations with an operand that differs are `varying`.
+    Such values are the same on all replicas: `varying` has the equations with operands that differ.
     """
     found: dict[Var, Division] = {}
     fillings: set[Var] = set()
@@ -360,7 +362,7 @@ class _Values:
         ]
 
     def compute(self, equation: JaxprEqn, demands: _Demands) -> None:
-        """Compute what is wanted of the results of an equation."""
+        """Compute the results of an equation that are wanted, whole or in parts."""
         outs = equation.outvars
         whole = [out for out in outs if out in demands.whole]
         if takes_own_part(equation):

@@ -23,9 +23,9 @@ Program = TypeVar("Program")
 
 
 class NotOneProgram(BaseException):
-    """A signal that replicas do something differently, so that it is run eagerly, not traced.
+    """A signal that replicas do different things, so the function is run eagerly, not traced.
 
-    It is not an `Exception`, so that the user's handlers let it pass.
+    It is not an `Exception`, so that the user's handlers do not catch it.
     """
 
 
@@ -42,7 +42,7 @@ class Element:
     """An element of an iterator: its arrays, and how to rebuild it from them.
 
     A program cannot take one that has strings, or arrays of different ranks. Such an element has no
-    `arrays`, but a key nevertheless. It is `uneven` if its replicas differ in shape.
+    `arrays`, but it does have a key. An element is `uneven` if shapes differ between replicas.
     """
 
     __slots__ = ("arrays", "key", "rebuild", "uneven")
@@ -57,7 +57,7 @@ class Element:
             return
         keys, self.arrays, fills = described
         self.key = (structure, tuple(keys))
-        # The arrays are left out: a program is kept for long, and must not keep a batch alive.
+        # The arrays are left out: a program is long-lived, and must not keep a batch alive.
         static = [leaf if fill is None else None for leaf, fill in zip(leaves, fills, strict=True)]
 
         def rebuild(arrays: Sequence[object]) -> Nest:
@@ -75,8 +75,8 @@ def _shapes(leaf: Leaf) -> Leaf:
 class TakenElements:
     """The elements that a traced function takes, in order: found in one pass, used in the next.
 
-    In the first pass the elements are only inspected, and remain next in their iterators. Those
-    whose replicas differ in shape can be declined.
+    In the first pass the elements are only inspected, not taken from their iterators. Those whose
+    shapes differ between replicas can be declined.
     """
 
     def __init__(self, *, takes_uneven: bool = True) -> None:
@@ -103,7 +103,7 @@ class TakenElements:
         self.elements.clear()
 
     def again(self, iterator: DistributedIterator, number: int) -> Element:
-        """Return the element that was found as that number."""
+        """Return the element that was found at position `number`."""
         if number >= len(self.iterators) or self.iterators[number] is not iterator:
             raise InconsistentTracing(
                 "The function did not take the same elements of its iterators when it was traced "
@@ -119,15 +119,15 @@ class TakenElements:
 
 _Finder = Callable[
     [Sequence[Any]], Any
-]  # finds an iterator in the leaves of the arguments, or else
+]  # finds an iterator in the leaves of the arguments, or elsewhere
 
 
 @final
 class ProgramsByElements(Generic[Program]):
-    """The ways to do calls of a function that takes elements.
+    """The ways to execute calls of a function that takes elements.
 
-    There is one for each kind of elements that was seen: their shapes decide what is done, and may
-    decide which elements are taken.
+    There is one for each kind of elements seen so far: their shapes decide what is computed, and
+    may decide which elements are taken.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class ProgramsByElements(Generic[Program]):
         self._ways.append((finders, taken.kinds, way))
 
     def way(self, leaves: Sequence[object]) -> tuple[Program, list[Any], list[Element]] | None:
-        """Return the program for a call, the iterators and their next elements; None if unknown."""
+        """Return a call's program, iterators and their next elements, or None if it is unknown."""
         for finders, kinds, way in self._ways:
             iterators = [find(leaves) for find in finders]
             if not all(isinstance(iterator, DistributedIterator) for iterator in iterators):
@@ -161,7 +161,7 @@ class ProgramsByElements(Generic[Program]):
 
 
 def _next_of_each(iterators: Sequence[DistributedIterator]) -> list[Element] | None:
-    """Return the next element of each, in order; None if there are too few."""
+    """Return the next element of each iterator, in order, or None if there are too few."""
     ahead = {
         iterator: iter(iterator._peek(count)) for iterator, count in Counter(iterators).items()
     }
@@ -174,7 +174,7 @@ def _next_of_each(iterators: Sequence[DistributedIterator]) -> list[Element] | N
 def _finder_of(
     iterator: DistributedIterator, python_function: Callable[..., object], leaves: Sequence[object]
 ) -> _Finder:
-    """Return a function that finds the iterator in later calls: it may have been replaced."""
+    """Return a function that finds the iterator, or its replacement, in later calls."""
     for index, leaf in enumerate(leaves):
         if leaf is iterator:
             return lambda leaves: leaves[index]
@@ -186,5 +186,5 @@ def _finder_of(
         for name in python_function.__code__.co_names:
             if names.get(name) is iterator:
                 return lambda _: names.get(name)
-    reference = weakref.ref(iterator)  # programs keep no iterator alive
+    reference = weakref.ref(iterator)  # programs must not keep iterators alive
     return lambda _: reference()

@@ -1,7 +1,7 @@
-"""Small sums over the replicas that travel together, wherever in the code they are.
+"""Small sums over the replicas that are sent together, wherever in the code they are.
 
-Between workers each all-reduce takes a round trip, however small it is. XLA:CPU joins independent
-ones to one with several operands, and brings these over the network one after another.
+Between workers, each all-reduce takes a round trip, however small it is. XLA:CPU joins independent
+ones into one with several operands, but sends these over the network one after another.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from replicax.topology import REPLICA_AXIS
 
 @dataclass
 class _Group:
-    """Sums that are computed at the first of them, and their prerequisites."""
+    """Sums that are computed in the place of the first of them, and their prerequisites."""
 
     sums: list[int]  # numbers of equations
-    results: list[int] = field(default_factory=list)  # results that are summed besides
+    results: list[int] = field(default_factory=list)  # results that are summed as well
     earlier: set[int] = field(default_factory=set)  # equations
 
 
 @final
 class JoinedSums:
-    """The code of a replica, changed so that sums over the replicas join where they can.
+    """The code of a replica, changed so that sums over the replicas are joined where possible.
 
-    Calling it computes the results, and then the sums of those `results` that have one: they are
-    single numbers that differ between the replicas, such as a loss, for which there was room in a
-    sum that is computed anyway.
+    A call returns the outputs, and then the sums of those that are numbered in `results`: single
+    numbers that differ between the replicas, such as a loss, and that can join a sum that is
+    computed anyway.
 
     Args:
       closed: The code.
       split: For each input, whether it differs between the replicas.
       count: How many of the outputs are results; the others are new states.
-      rules: How large what travels together may be.
+      rules: How large sums that are sent together may be.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class JoinedSums:
         sums = [
             number
             for number, equation in enumerate(self._jaxpr.eqns)
-            # The sum of what does not vary says so too, and would not if joined with others.
+            # The sum of a value that does not vary has the level SAME, and would lose it if joined.
             if id(equation) in varying and self._is_sum(equation)
         ]
         single = [
@@ -146,16 +146,16 @@ class JoinedSums:
         return groups
 
     def _add(self, group: _Group, members: list[int], number: int, operand: Literal | Var) -> None:
-        """Add a sum to a group, if its operand can be known there."""
+        """Add a sum to a group, if its operand can be computed there."""
         needed = self._needed(operand, group.sums[0])
         if needed is not None:
             members.append(number)
             group.earlier |= needed
 
     def _needed(self, variable: Literal | Var, before: int) -> set[int] | None:
-        """Return the equations behind another one that a value needs; None if it needs that one.
+        """Return the equations after `before` that a value needs, or None if it needs `before`.
 
-        Also None if one of them may not be computed earlier, because it has effects.
+        The result is also None if one of them must not be computed earlier, because it has effects.
         """
         needed: set[int] = set()
         variables = [variable]

@@ -1,9 +1,9 @@
 """Loops over stacked weights that gather one layer at a time.
 
-Models with many layers of one kind stack their weights and go through them by `lax.scan`. If a
-stack were gathered before the loop, all layers would be whole at once. So the loop is given this
-replica's part of the stack and gathers a layer when it comes to it; and where only a part of the
-sum of a stacked gradient is wanted, every round sums its layer and keeps the part of that.
+Models with many layers of one kind stack their weights and go through them with `lax.scan`. If a
+stack were gathered before the loop, all layers would be whole at once. So the loop takes this
+replica's part of the stack and gathers each layer when it reaches it; and where only a part of the
+sum of a stacked gradient is wanted, every round sums its layer and keeps its part of that sum.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from jax.extend.core import JaxprEqn, Literal, Var, jaxpr_as_fun
 from replicax._jax_compat import apply_equation, closed_jaxpr, has_side_effects, scan_sizes
 from replicax.variables import Division, part_of_sum, replicax_gather
 
-# What may happen to a gradient between the loop and the sum, slice by slice.
+# The operations that may lie between the loop and the sum of a gradient: they work slice by slice.
 _SLICE_BY_SLICE = ("convert_element_type", "name")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StackedSum:
-    """A sum over the replicas of what a loop stacks.
+    """A sum over the replicas of a result that a loop stacks.
 
     Args:
       loop: The loop.
-      result: The number of its result that is summed.
+      result: The index of its result that is summed.
       between: The equations between the result and the sum, from the first to the last.
       division: How the sum is divided.
     """
@@ -44,7 +44,7 @@ class StackedSum:
 def stacked_sum(
     atom: Literal | Var, division: Division, made_by: Mapping[Var, JaxprEqn]
 ) -> StackedSum | None:
-    """Return the sum of `atom` as one of what a loop stacks; None if it is something else."""
+    """Return the sum of `atom` as that of a loop's stacked result, or None if it is not one."""
     between: list[JaxprEqn] = []
     while not isinstance(atom, Literal) and division.axis > 0:
         equation = made_by.get(atom)
@@ -70,12 +70,12 @@ def goes_in_rounds(equation: JaxprEqn) -> bool:
 def divisions_of_stacks(
     equation: JaxprEqn, available: Mapping[Var, Division]
 ) -> tuple[Division | None, ...]:
-    """Return for each operand of a loop the division by which it is taken; None if it is whole.
+    """Return, for each operand of a loop, the division by which it is taken, or None if whole.
 
     Args:
       equation: The loop.
-      available: The values that are available in parts. Of these, a loop takes what it goes over
-        and what is divided within the rounds.
+      available: The values that are available in parts. A loop takes parts of those that it scans
+        over and that are divided within each slice.
     """
     first = sum(scan_sizes(equation.params))
     found: list[Division | None] = []
@@ -92,7 +92,7 @@ def computed_in_rounds(
     wanted: Container[Var],
     sums: Sequence[StackedSum],
 ) -> tuple[dict[Var, jax.Array], list[jax.Array]]:
-    """Compute a loop: return those of its results that are `wanted`, and the parts of `sums`."""
+    """Compute a loop; return the results that are `wanted`, and the parts of `sums`."""
     num_constants, num_carried = scan_sizes(equation.params)
     first = num_constants + num_carried
     body: Callable[..., Any] = jaxpr_as_fun(closed_jaxpr(equation.params["jaxpr"]))

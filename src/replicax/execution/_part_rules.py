@@ -30,10 +30,10 @@ _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_o
 @final
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The way to a part of the result.
+    """A rule for computing a part of an equation's result.
 
     Args:
-      operands: By which division a part of each operand is needed; None if it is needed whole.
+      operands: The division by which a part of each operand is needed; None if it is needed whole.
       apply: Computes the part.
     """
 
@@ -42,7 +42,7 @@ class Rule:
 
 
 def rule_for(equation: JaxprEqn, division: Division) -> Rule | None:
-    """Return how a part of the only result is computed of parts; None if it is not."""
+    """Return the rule that computes a part of the only result from parts, or None if none does."""
     if len(equation.outvars) != 1:
         return None
     name, shape = equation.primitive.name, _shape(equation.outvars[0])
@@ -85,7 +85,7 @@ def rule_for(equation: JaxprEqn, division: Division) -> Rule | None:
 
 
 def is_filling(equation: JaxprEqn, fillings: Container[object]) -> bool:
-    """Tell whether the result is an array of one number, if `fillings` are such arrays."""
+    """Tell whether the result is an array filled with one number, as the `fillings` are."""
     single = (isinstance(x, Literal) or not _shape(x) or x in fillings for x in equation.invars)
     name = equation.primitive.name
     return (name == "broadcast_in_dim" or name in _ELEMENTWISE) and all(single)
@@ -104,7 +104,7 @@ def _without(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
 
 
 def _place_before(before: Sequence[int], after: Sequence[int], axis: int) -> int | None:
-    """Return the dimension that a reshape leaves as it is, if it only adds or removes ones."""
+    """Return the dimension that becomes `axis`, if a reshape only adds or removes sizes of 1."""
     kept = [place for place, size in enumerate(before) if size != 1]
     now = [place for place, size in enumerate(after) if size != 1]
     if [before[place] for place in kept] != [after[place] for place in now]:

@@ -1,4 +1,4 @@
-"""Compiled programs that are kept from one start to the next."""
+"""Compiled programs that are kept from one start of a program to the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replicax.errors import InvalidArgument
 def compilation_cache(directory: str | os.PathLike[str] | None) -> None:
     """Keep compiled programs in a directory, where later starts of the program find them.
 
-    This sets JAX's persistent compilation cache up for all programs, however fast they compile.
+    This sets up JAX's persistent compilation cache for all programs, however fast they compile.
 
     Args:
       directory: Created if it does not exist; may be shared with other programs. None keeps nothing

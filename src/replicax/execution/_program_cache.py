@@ -56,7 +56,7 @@ class ProgramCache:
     """The programs of one function, each compiled when a call first needs it.
 
     Args:
-      name: What the function is called.
+      name: The name of the function.
       python_function: The function.
     """
 
@@ -112,7 +112,7 @@ class ProgramCache:
     ) -> CompiledProgram | _ByElements | AsPython:
         """Return what to do with calls of this signature; note it unless an iterator is at its end.
 
-        `by_elements` has the ways for elements of other kinds that were seen.
+        `by_elements` has the ways for the other kinds of elements seen so far.
         """
         takes_uneven = self._uneven_traces < _MOST_UNEVEN_PROGRAMS
         taken = TakenElements(takes_uneven=takes_uneven)
@@ -135,12 +135,12 @@ class ProgramCache:
             if not uneven() or _may_be_this_workers_own(error):
                 add_recipe(error)
                 raise
-            # It may come from a replica's own shapes. The eager run meets it too, and says which
-            # replica it was; and what only a trace cannot do has always worked there.
+            # The error may come from a replica's own shapes. The eager run raises it too, and says
+            # in which replica; code that merely cannot be traced works there.
             way = AsPython.UNEVEN
         self._uneven_traces += uneven()
         entry: CompiledProgram | _ByElements | AsPython = way
-        # A loop is Python whatever the elements are, so a call of it looks at none of them first.
+        # A loop runs as Python whatever the elements are, so calls do not look at them first.
         if way is not AsPython.LOOP and (taken.iterators or by_elements is not None):
             entry = by_elements or ProgramsByElements()
             entry.add(taken, self._python_function, leaves, way)

@@ -5,9 +5,9 @@ The outer level is cross-replica context, where values are global arrays. Each `
 
 A program with variables is traced twice. The first pass finds which variables each level touches;
 reads give zeros, writes go nowhere, and neither derivatives nor updates are computed. In the second
-pass their states come in as arguments; those that are used in the bodies of `lax.cond`, `lax.scan`
-and the like live in `jax.Ref`s, which carry writes along. If the first pass finds no variables, it
-has traced the program.
+pass the variables' states come in as arguments; those that are used in the bodies of `lax.cond`,
+`lax.scan` and the like live in `jax.Ref`s, which carry writes along. If the first pass finds no
+variables, it has traced the program itself.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from replicax.input import DistributedIterator
 
 
-# What JAX has traced of a function that the user jits holds for one `run` and one variant of it,
-# which has its own refs, and may reduce gradients in another way.
+# JAX's trace of a function that the user jits is valid for one `run` and one variant of it, which
+# has its own refs and may reduce gradients in another way.
 _cache_of_run = jax.make_user_context(None)
 
 
@@ -72,7 +72,7 @@ class _Level:
         self._found = found  # what the first pass has found for this level
         self.touched = Touched()
         self.inside = inside
-        self._layouts: dict[int, tuple[jax.Array, Any]] = {}  # with the array, which keeps its id
+        self._layouts: dict[int, tuple[jax.Array, Any]] = {}  # the array keeps its id in use
         self._trace_state = get_opaque_trace_state()
 
     @property
@@ -99,12 +99,12 @@ class _Level:
         """Note that variables are read and written here."""
         self.touched.read.update(touched.read)
         self.touched.written.update(touched.written)
-        # A derivative, which the first pass leaves out, is a transformation of JAX as well.
+        # A derivative, which the first pass leaves out, is a JAX transformation as well.
         if self._is_nested() or _context.current().overlay is not None:
             self.touched.nested.update(dict.fromkeys(touched.all()))
 
     def skips_computing(self) -> bool:
-        # A first pass that finds no variable is the program.
+        # A first pass that finds no variables traces the program itself.
         if not self.is_first_pass or self.captures.thorough or not self.touched:
             return False
         self.captures.skipped = True
@@ -146,7 +146,7 @@ class _Level:
             raise _inconsistent(variable, "used")
         cell = self.cells[variable]
         if isinstance(cell, Cell) and variable in self._found.written and self._is_nested():
-            # JAX may reuse what it has traced when the state has changed.
+            # JAX may reuse an earlier trace although the state has changed.
             raise _inconsistent(variable, "used in a transformation of JAX")
         return cell
 
@@ -161,7 +161,7 @@ def _inconsistent(variable: Variable, done: str) -> InconsistentTracing:
 
 @final
 class OuterLevel(_Level):
-    """Cross-replica context of a program."""
+    """The cross-replica context of a program."""
 
     def __init__(
         self,
@@ -186,9 +186,9 @@ class OuterLevel(_Level):
         self._taken_so_far += 1
         if not self.is_first_pass:
             return taken.again(iterator, number).rebuild(self._elements[number])
-        # A `next` that is reached again, by the same calls, after a `run` is in a loop of steps,
-        # which would be traced step by step. Without a `run` in between the function only
-        # collects elements, and stays one program.
+        # If the same calls reach a `next` again after a `run`, it is in a loop of steps, which
+        # would be traced step by step. Without a `run` in between, the function only collects
+        # elements, and stays one program.
         before = self._runs_before.setdefault((iterator, call_site(depth=1)), self.runs_so_far)
         if before < self.runs_so_far:
             raise TakesElementsInLoop
@@ -230,7 +230,7 @@ class _InnerLevel(_Level, Merger):
         self.handed_out: list[tuple[Nest, Callable[[Nest], None]]] = []
 
     def hand_out(self, value: Nest, receive: Callable[[Nest], None]) -> None:
-        """Make the value one more result of the `run`."""
+        """Make the value an additional result of the `run`."""
         if self._is_nested():
             raise MeetingInTrace(
                 "A replica's value was to leave a program from inside of a JAX transformation "
@@ -308,7 +308,7 @@ class _ShardedExecutor(Executor):
         args: Sequence[Nest],
         kwargs: Mapping[str, Nest],
     ) -> Nest:
-        # The code around it has its own view of the same objects.
+        # The surrounding code has its own view of the same objects.
         with _bridges.suspended():
             return self._run(strategy, frame, fn, args, kwargs)
 
@@ -361,8 +361,8 @@ class _ShardedExecutor(Executor):
                 for variable, block in zip(variables, blocks, strict=True)
             ]
             if len(variants) == 1:
-                # By `jit` the code becomes one equation. What is done with the program from here
-                # on, to apply it and to compile it, then traces one equation and not thousands.
+                # `jit` turns the code into one equation, so that later steps, which apply and
+                # compile the program, trace one equation and not thousands.
                 code = functools.partial(replica, 0)
                 arrays, new_states = (code if joins_sums(topology) else jax.jit(code))(
                     operands, states
@@ -379,7 +379,7 @@ class _ShardedExecutor(Executor):
             ]
 
         def blank() -> bool:
-            """Tell whether the pass only finds variables, and wants no more than shapes."""
+            """Tell whether this pass only finds variables, and needs nothing but shapes."""
             return level.is_first_pass and any(each.touched for each in inner)
 
         states = [storage_of(each).unwrap(state_of(each), topology) for each in variables]
@@ -420,7 +420,7 @@ def _in_variants(
     states: list[jax.Array],
     blank: Callable[[], bool],
 ) -> Nest:
-    """Run the code of a replica whose shapes others do not share; see `_variants.py`."""
+    """Run the code of a replica where shapes differ between replicas; see `_variants.py`."""
     count = len(operands)
 
     def traced(variant: int) -> ClosedJaxpr:
@@ -478,7 +478,7 @@ class _InnerExecutor(Executor):
 
 
 def _may_have_common_results(topology: Topology) -> bool:
-    """Tell whether to look for them; logical devices keep their parts of each result."""
+    """Tell whether to look for common results; logical devices keep their parts of each result."""
     return topology.num_replicas > 1 and topology.logical_devices_per_replica == 1
 
 

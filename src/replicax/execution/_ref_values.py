@@ -14,7 +14,7 @@ _WHOLE = {"get": 1, "swap": 2}
 
 @final
 class Cell:
-    """A `jax.Ref` of a variant: its value, for as long as that is read and written as a whole."""
+    """The value of a `jax.Ref`, for as long as it is read and written as a whole."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -25,14 +25,14 @@ class Cell:
         return self._ref is None
 
     def ref(self) -> object:
-        """Turn it into a real ref, for equations that access parts of it or have a body."""
+        """Turn the cell into a real ref, for equations that access parts of it or have a body."""
         if self._ref is None:
             self._ref = jax.new_ref(jnp.asarray(self.value))
         return self._ref
 
 
 def in_cells(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """Apply the effect of an equation on refs, if it needs none; else return None."""
+    """Apply an equation to cells, if it does not need real refs; otherwise return None."""
     name = equation.primitive.name
     if name == "new_ref":
         return [Cell(_array(equation.invars[0], operands[0]))]

@@ -1,4 +1,4 @@
-"""The replica context: all that a replica can do with the others."""
+"""The replica context: everything that a replica can do together with the others."""
 
 from __future__ import annotations
 
@@ -64,26 +64,26 @@ class Meeting:
 
 
 class Merger(ABC):
-    """The way the replicas of one `run` meet: the single thing that an execution must provide."""
+    """The way the replicas of one `run` meet: the only thing that an execution must provide."""
 
     @abstractmethod
     def merge(self, local_index: int, meeting: Meeting) -> Nest:
-        """Wait for all replicas, call `meeting.fn(strategy, ...)` once, hand out the result.
+        """Wait for all replicas, call `meeting.fn(strategy, ...)` once, and hand out the result.
 
-        The arguments are merged over the replicas as `regroup` says.
+        The arguments are merged over the replicas by `regroup`.
         """
 
     @abstractmethod
     def once(self, local_index: int, label: str, make: Callable[[], Values]) -> Values:
         """Call `make` once for all replicas, in cross-replica context; hand out the result.
 
-        The first replica does it when it gets there, and does not wait for the others.
+        The first replica makes the call when it gets there, and does not wait for the others.
         """
 
     def watch(self, gradients: list[Nest], report: Report) -> list[object] | None:
-        """Return gradients that are summed next, so that those reduced before are reported later.
+        """Mark gradients that are about to be summed, so that those reduced before are reported.
 
-        None where they are numbers, which can be compared at once.
+        Return the marked ones, or None if they are numbers, which can be compared at once.
         """
         return None
 
@@ -164,8 +164,8 @@ class ReplicaContext:
     ) -> Values:
         """Call `fn(strategy, *args, **kwargs)` once, in cross-replica context, for all replicas.
 
-        Values that differ between the replicas reach `fn` as `PerReplica`. What it returns is
-        given to every replica, distributed values as that replica's component.
+        Values that differ between the replicas reach `fn` as `PerReplica`. Every replica gets the
+        result of `fn`, with its own component in place of each distributed value.
         """
         require_call("merge_call", fn, args)
         label = f"merge_call({getattr(fn, '__qualname__', repr(fn))})"
@@ -200,15 +200,15 @@ class ReplicaContext:
         """Combine a nest of arrays over the replicas; all of them get the result.
 
         It is differentiable. The gradient of SUM and MEAN is the `all_reduce` of the replicas'
-        gradients by the same op; that of MAX and MIN is the sum of the replicas' gradients where
-        this replica's value was chosen, which those that are equal share.
+        gradients with the same op; that of MAX and MIN is the sum of the replicas' gradients where
+        this replica's value was chosen, shared between replicas with equal values.
         """
         op = ReduceOp.parse(op)
         usual = self._strategy.extended.communication_options
         merged = merge_options(options, experimental_hints, usual)
         leaves, structure = self._numeric_leaves(value, f"all_reduce({op.value})", op)
         results = self._reduce(op, leaves, structure, merged)
-        if self._num_replicas > 1:  # the context of the default strategy stays forever
+        if self._num_replicas > 1:  # the default strategy's context lives forever
             alive = [each for each in self._reduced if each() is not None]
             self._reduced = [*alive, *map(weakref.ref, results)]
             self._reduced_shapes.update(np.shape(each) for each in results)
@@ -261,12 +261,12 @@ class ReplicaContext:
         Args:
           label: The name of the meeting in errors.
           fn: Gets the reduced gradients, and `shared`, as lists of `Mirrored`.
-          gradients: Those of this replica.
+          gradients: The gradients of this replica.
           shared: Values that are the same on all replicas.
-          reduction: By default that of the strategy. A MEAN is weighted by the replicas' rows.
-          options: How they travel.
-          subjects: The objects that it is about.
-          report: Called with the user's line if gradients are summed that were reduced before.
+          reduction: By default, that of the strategy. A MEAN is weighted by the replicas' rows.
+          options: How the gradients are communicated.
+          subjects: The objects that the meeting is about.
+          report: Called with the user's line if gradients that were reduced before are summed.
         """
         chosen = self._strategy.gradient_reduction if reduction is None else reduction
         usual = self._strategy.extended.communication_options
@@ -301,12 +301,12 @@ class ReplicaContext:
         reduction: GradientReduction | None = None,
         report: Report | None = None,
     ) -> Nest:
-        """Combine a nest of gradients over the replicas, as `merge_gradients`; all get the result.
+        """Combine a nest of gradients as `merge_gradients` does; all replicas get the result.
 
         Args:
-          gradients: Those of this replica.
-          reduction: By default that of the strategy.
-          report: As of `merge_gradients`.
+          gradients: The gradients of this replica.
+          reduction: By default, that of the strategy.
+          report: As for `merge_gradients`.
         """
         leaves, structure = self._numeric_leaves(gradients, "reduce_gradients")
         if leaves:
@@ -323,7 +323,7 @@ class ReplicaContext:
     def _may_have_reduced(self, gradients: Sequence[Nest]) -> bool:
         """Tell whether `all_reduce` has returned something of the shape of each gradient.
 
-        Scalars say nothing: the loss is one as well.
+        Scalars are no evidence: the loss is one as well.
         """
         shapes = {np.shape(each) for each in gradients} - {()}
         return bool(shapes) and shapes <= self._reduced_shapes
@@ -354,7 +354,7 @@ class ReplicaContext:
         *,
         experimental_hints: Hints = None,
     ) -> Nest:
-        """Put the replicas' arrays one after another along `axis`; all replicas get the result.
+        """Concatenate the replicas' arrays along `axis`; all replicas get the result.
 
         It is differentiable: each replica's gradient is its part of the sum of the replicas'
         gradients.
@@ -426,8 +426,8 @@ class ReplicaContext:
     def once(self, label: str, make: Callable[[], Values]) -> Values:
         """Call `make` once for all replicas, in cross-replica context.
 
-        The first replica does it, and continues. Whatever it stores in an object of the user, such
-        as a variable under a name, the others find there.
+        The first replica makes the call and continues. The others find whatever it stores in the
+        user's objects, such as a variable under a name.
         """
         self._require_running(label)
         return self._merger.once(self._local_index, label, make)

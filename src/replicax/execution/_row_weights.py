@@ -8,15 +8,15 @@ from collections.abc import Sequence
 def row_weights(
     shapes_per_leaf: Sequence[Sequence[tuple[int, ...]]], num_replicas: int
 ) -> list[float]:
-    """Return the weight of each replica's mean, such that the mean of all is that over the rows.
+    """Return the weights with which the mean of the replicas' means is the mean over all rows.
 
-    That is the replica's part of all rows, times the number of replicas: 1.0 for equal shares. A
-    replica without rows has 0.0. Where the rows are not known, because the values differ in them or
-    have none, all replicas count the same.
+    A weight is the replica's fraction of all rows, times the number of replicas: 1.0 for equal
+    shares. A replica without rows has 0.0. If the number of rows is not known, because values
+    disagree on it or have none, all replicas count the same.
 
     Args:
-      shapes_per_leaf: Of each distributed value, the shape of every replica's component.
-      num_replicas: How many replicas there are.
+      shapes_per_leaf: For each distributed value, the shape of every replica's component.
+      num_replicas: The number of replicas.
 
     >>> row_weights([[(3, 2), (1, 2)], [(3,), (1,)], [(), ()]], 2)
     [1.5, 0.5]

@@ -31,7 +31,7 @@ def on_replicas(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Call `body(operands, states)` on every replica; it returns results and new states.
 
-    Results come back one after another, each replica's in turn.
+    The replicas' results come back concatenated, in replica order.
     """
     return _mapped(body, topology, in_specs, (SPLIT, list(new_specs)))(operands, states)
 
@@ -43,9 +43,9 @@ def joins_sums(topology: Topology) -> bool:
 
 @final
 class TracedRun:
-    """The same call, traced, so that results that are equal on all replicas can come out once.
+    """A traced call of `on_replicas`, so that results equal on all replicas can come out once.
 
-    Making one calls the body.
+    Creating one calls the body.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TracedRun:
             self._arguments = found.operands(self._arguments)
             specs = [*(SPLIT for _ in self._shapes[0]), *new_specs]
             split = [_is_divided(spec) for spec in found.in_specs]
-            # XLA:CPU joins both gathers to one again, and needs more memory for it: 1.1 MB of
+            # XLA:CPU joins both gathers into one again, which takes more memory: 1.1 MB of
             # temporaries instead of 0.7 for a network of 120,000 weights on four devices.
             in_parts = InParts(
                 closed_jaxpr(found.body),
@@ -78,7 +78,7 @@ class TracedRun:
             self._program = jax.make_jaxpr(mapped)(*self._arguments)
 
     def blank(self) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Return zeros for the results and for the new states: for a pass that wants shapes."""
+        """Return zeros as results and new states, for a pass that needs only shapes."""
         return jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), self._shapes)
 
     def apply(
@@ -86,8 +86,8 @@ class TracedRun:
     ) -> tuple[list[jax.Array], list[jax.Array], list[bool], dict[int, jax.Array]]:
         """Return the results, the new states, which results came out once, and sums of others.
 
-        Those that are equal on all replicas by construction come once. Single numbers are summed
-        over the replicas where that does not cost a collective.
+        Results that are equal on all replicas by construction come out once. Single numbers are
+        summed over the replicas where that does not cost an extra collective.
         """
         found = shard_map_of(self._program)
         split = [_is_divided(spec) for spec in found.in_specs]
@@ -122,5 +122,5 @@ def _mapped(body: Any, topology: Topology, in_specs: Any, out_specs: Any) -> Cal
 
 
 def _is_divided(spec: PartitionSpec) -> bool:
-    """Tell whether an argument differs between the replicas, along whichever dimension."""
+    """Tell whether an argument is divided over the replicas, along any dimension."""
     return any(REPLICA_AXIS in (axes if isinstance(axes, tuple) else (axes,)) for axes in spec)

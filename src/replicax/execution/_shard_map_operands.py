@@ -27,7 +27,7 @@ class RunArguments:
         leaves, self._structure = _nest.flatten(nest, keep_opaque=True)
         self.operands: list[Any] = []
         self.specs: list[PartitionSpec] = []
-        self.shapes: list[Sequence[Shape]] = []  # per value, those of all replicas
+        self.shapes: list[Sequence[Shape]] = []  # per value, the shapes on all replicas
         self.uneven_shapes: list[Sequence[Shape]] = []
         self._fill: list[Callable[[Any, Sequence[Shape]], Any]] = []
         self.leaves = leaves
@@ -54,7 +54,7 @@ class RunArguments:
         self._fill.append(lambda local, _: (index, local[0] if scalar else local))
 
     def _add_uneven(self, index: int, leaf: PerReplica, topology: Topology) -> None:
-        if not leaf.traced:  # closed over, and perhaps another one at the next call
+        if not leaf.traced:  # closed over, and perhaps another value at the next call
             raise NotOneProgram
         number = len(self.uneven_shapes)
         self.uneven_shapes.append(leaf.shapes)
@@ -63,7 +63,7 @@ class RunArguments:
         self._fill.append(lambda local, shapes: (index, local[tuple(map(slice, shapes[number]))]))
 
     def rebuild(self, operands: list[jax.Array], shapes: Sequence[Shape]) -> Nest:
-        """Return the arguments, inside; operands whose shapes differ get these ones."""
+        """Return the arguments inside the program; operands whose shapes differ get `shapes`."""
         leaves = list(self.leaves)
         for fill, operand in zip(self._fill, operands, strict=True):
             index, local = fill(operand, shapes)
@@ -76,7 +76,7 @@ class RunResults:
     """The results of a `run`: arrays of the `shard_map`, and all other objects.
 
     Args:
-      given: Python numbers in the arguments, which come back as they are.
+      given: Python numbers in the arguments, which are returned unchanged.
     """
 
     _shapes: Sequence[Sequence[Shape] | None] = ()
@@ -85,7 +85,7 @@ class RunResults:
         self._given = given
 
     def take(self, nest: Nest) -> list[jax.Array]:
-        """Return the arrays, inside, with a first dimension to put them one after another by."""
+        """Return the arrays inside the program, with a first dimension to concatenate along."""
         leaves, self._structure = _nest.flatten(nest, keep_opaque=True)
         self._numeric = [
             is_number_like(leaf) and not is_among(leaf, self._given) for leaf in leaves
@@ -100,7 +100,7 @@ class RunResults:
         ]
 
     def require_alike(self, others: Sequence[RunResults]) -> int:
-        """Refuse outputs of other variants that do not go with these; return how many there are."""
+        """Refuse outputs of other variants that do not match; return the number of arrays."""
         for other in others:
             if (
                 other._structure != self._structure
@@ -112,7 +112,7 @@ class RunResults:
         return len(self._scalars)
 
     def note_shapes(self, shapes: Sequence[Sequence[Shape]]) -> None:
-        """Note the shape of each array on the replicas, where these differ."""
+        """Note the shapes of each array on the replicas, if they differ."""
         self._shapes = [None if len(set(each)) == 1 else each for each in shapes]
 
     def rebuild(
@@ -122,9 +122,9 @@ class RunResults:
         common: Sequence[bool],
         sums: Mapping[int, jax.Array],
     ) -> Nest:
-        """Return the nest, outside, with per-replica values.
+        """Return the nest outside the program, with per-replica values.
 
-        `common` says which came out once; `sums` has those over the replicas that are known.
+        `common` says which arrays came out once; `sums` has the known sums over the replicas.
         """
 
         def value(
@@ -164,8 +164,8 @@ def is_number_like(leaf: object) -> bool:
 def python_numbers(leaves: Sequence[object]) -> list[Any]:
     """Return the Python numbers among the arguments of a function.
 
-    They may be settings in a model that is state, such as the rate of a dropout layer. As arrays
-    they would be trained, and `if` would not take them.
+    They may be settings of a model that is passed as state, such as the rate of a dropout layer. As
+    arrays they would be trained, and `if` would not accept them.
     """
     return [leaf for leaf in leaves if isinstance(leaf, (bool, int, float, complex))]
 

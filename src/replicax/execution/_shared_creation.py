@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class Key(NamedTuple):
     """A replica that creates an object, its call site, and its turn there.
 
-    The first replica runs up to the next meeting before the others do, so theirs at the same place
-    is the same thing, also where a condition (`if "v" not in made`) lets them pass by what was made
-    before.
+    The first replica runs up to the next meeting before the others do, so what they create at the
+    same place is the same object, even if a condition (`if "v" not in made`) makes them skip others
+    that were made before.
     """
 
     replica: int
@@ -41,7 +41,7 @@ class SharedCreations:
         return Key(replica, here, self._turns[replica, here])
 
     def note(self, key: Key, label: str, make: Callable[[], Values]) -> Values:
-        """Make something for the first replica, and keep it, or the error, for the others."""
+        """Make an object for the first replica, and keep it, or the error, for the others."""
         try:
             result = make()
         except Exception as error:

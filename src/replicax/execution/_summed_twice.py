@@ -1,7 +1,7 @@
-"""Warnings of gradients that were reduced over the replicas, and are about to be summed.
+"""Warnings about gradients that were reduced over the replicas, and are about to be summed again.
 
-Eager replicas have numbers, which are compared. In a program gradients are marked where they are
-summed, and its jaxpr shows whether what is marked had differed between the replicas.
+Eager replicas have numbers, which are compared. In a program, gradients are marked where they are
+summed, and its jaxpr shows whether the marked values had differed between the replicas.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def users_line() -> Site:
 
 
 def warn_once(optimizer: Any, what: str, advice: str, site: Site) -> None:
-    """Warn of a sum of sums: once per optimizer, or per line if there is none to know again.
+    """Warn of a sum of sums: once per optimizer, or once per line if `optimizer` is None.
 
     Args:
-      optimizer: Whose gradients they are; None if that is a new object in every step.
-      what: Which call sums them.
+      optimizer: The optimizer that gets the gradients; None if it is a new object in every step.
+      what: The call that sums them.
       advice: What to do instead.
       site: Where it is called.
     """
@@ -84,13 +84,13 @@ class WatchedGradients:
         self._groups: list[tuple[Site, Report]] = []
 
     def mark(self, gradients: Sequence[object], report: Report) -> list[object]:
-        """Return the gradients so that they are found in the jaxpr; XLA sees nothing of it."""
+        """Return the gradients, marked to be found in the jaxpr; XLA does not see the marks."""
         name = f"{_PREFIX}{len(self._groups)}"
         self._groups.append((users_line(), report))
         return [checkpoint_name(gradient, name) for gradient in gradients]
 
     def examine(self, program: Jaxpr | ClosedJaxpr) -> None:
-        """Report the groups in which something was reduced, and nothing differs any more."""
+        """Report the groups in which something was reduced and nothing differs any more."""
         if not self._groups:
             return
         found: dict[tuple[str, int], Level] = {}

@@ -21,22 +21,22 @@ from replicax.variables import Variable, storage_of
 
 Trace = Callable[[OuterLevel, Sequence[Any]], list[jax.Array]]
 
-# JAX keeps what it has traced of a function, such as one that the user jits or the body of a
-# `lax.scan`, for the next time. What it does with variables holds for one pass over one program, so
-# every pass has a cache of its own.
+# JAX caches its traces of functions, such as one that the user jits or the body of a `lax.scan`.
+# What a trace does with variables is valid for one pass over one program, so every pass has a cache
+# of its own.
 _pass = jax.make_user_context(None)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TracedProgram:
-    """A function as a jaxpr: of states, arrays and elements; to new states and results.
+    """A function as a jaxpr, from states, arrays and elements to new states and results.
 
     Args:
       jaxpr: The program.
       written: The variables that it writes. Their states come first, in and out.
       read: Those that it only reads, whose states come next.
-      topology: Of the strategy that it runs; None if it needs none.
+      topology: The topology of the strategy that it runs; None if it needs none.
       captures: What the first pass has found.
     """
 
@@ -56,7 +56,7 @@ def trace_program(
     """Trace a function of arrays that may also use variables and iterators.
 
     Args:
-      function: Returns arrays.
+      function: A function that returns arrays.
       frame: The context in which the function was called.
       arrays: Its arguments; only their shapes and dtypes matter.
       taken: Records the elements of iterators that the function takes.
@@ -73,8 +73,8 @@ def trace_program(
     except InconsistentTracing:
         if not captures.skipped:
             raise
-        # The rule of a `custom_vjp` may use variables that nothing else does. But if the first pass
-        # does not find the same again, Python state has changed, and that is not to be hidden.
+        # The rule of a `custom_vjp` may use variables that nothing else does. But if another first
+        # pass finds something else, Python state has changed, which must not be hidden.
         found = captures.found()
         taken.restart()
         again = Captures(taken=taken)

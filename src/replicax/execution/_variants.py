@@ -6,13 +6,14 @@ program then computes all variants on every device, side by side: where they com
 operand of the replica's own variant is sent, once, and the result is given to all of them. In the
 end the results of the replica's own variant are kept.
 
-There is no branch in it, so devices cannot wait for each other in different places. What a device
-computes for variants that are not its own is thrown away by a selection, so that not even a NaN
-gets from one to another.
+The program has no branches, so devices cannot wait for each other in different places. A selection
+discards what a device computes for variants that are not its own, so that not even a NaN gets from
+one to another.
 
-What variants have in common is computed once: equations with the same operands, such as the update
-of an optimizer by summed gradients. That is more than a saving. Selected from two computations,
-copies of a mirrored variable could differ in the last bit, as XLA may compile the two differently.
+Variants share equations with the same operands, such as the update of an optimizer by summed
+gradients, and these are computed once. That does more than save time. If copies of a mirrored
+variable were selected from two computations, they could differ in the last bit, as XLA may compile
+the two differently.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from replicax.execution._ref_values import in_cells, unpacked
 from replicax.topology import REPLICA_AXIS
 from replicax.values import Shape, largest_of
 
-# Each device computes all of them, which is worth it only for a few.
+# Each device computes all variants, which pays off only for a few.
 _MOST_VARIANTS = 4
-# Equations that do nothing but compute another jaxpr, and the parameter that has it.
+# Primitives that do nothing but compute another jaxpr, and the parameter that holds it.
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -50,7 +51,7 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-# These name the axis, and do not communicate.
+# These name the axis but do not communicate.
 _SILENT = ("axis_index", "pvary", "pcast")
 
 Arrays = list[jax.Array]
@@ -60,14 +61,14 @@ _Steps = Generator[tuple[Any, Arrays], Arrays, Arrays]
 @final
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """The shapes of each variant's operands, and which variant each replica is of."""
+    """The shapes of each variant's operands, and the variant of each replica."""
 
     shapes: tuple[tuple[Shape, ...], ...]
     of_replica: tuple[int, ...]
 
     @classmethod
     def of(cls, shapes: Sequence[Sequence[Shape]], replicas: int) -> Variants:
-        """Find the variants of operands of which each has these shapes on the replicas."""
+        """Find the variants, given the shapes of each operand on the replicas."""
         columns = list(zip(*shapes, strict=True)) or [()] * replicas
         distinct = tuple(dict.fromkeys(columns))
         if len(distinct) > _MOST_VARIANTS:
@@ -114,9 +115,9 @@ def result_shapes(
 
 
 def compute(variants: Variants, jaxprs: Sequence[ClosedJaxpr], arguments: Arrays) -> Arrays:
-    """Compute the results of this replica's variant, of which each has a jaxpr.
+    """Compute the results of this replica's variant, given the jaxpr of each variant.
 
-    Results whose shapes differ are as large as the largest, filled up with zeros.
+    Results whose shapes differ are padded with zeros to the size of the largest.
     """
     own = jnp.asarray(np.asarray(variants.of_replica, np.int32))[jax.lax.axis_index(REPLICA_AXIS)]
 
@@ -138,7 +139,7 @@ def compute(variants: Variants, jaxprs: Sequence[ClosedJaxpr], arguments: Arrays
 def _advance(
     running: Sequence[_Steps], results: Arrays | None
 ) -> tuple[list[tuple[object, Arrays]], list[Arrays]]:
-    """Make each variant compute up to where it communicates next; or, all of them, to the end."""
+    """Let each variant compute until it next communicates or, if none does any more, to its end."""
     meetings: list[tuple[Any, Arrays]] = []
     ended: list[Arrays] = []
     for steps in running:
@@ -187,7 +188,7 @@ def _alike(cases: Sequence[jax.Array]) -> list[jax.Array]:
 
 @final
 class _Shared:
-    """The results of equations that were computed, for variants that have the same ones."""
+    """The results of equations computed so far, for variants that have the same equations."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[list[Any], list[Any]]] = {}
@@ -197,7 +198,7 @@ class _Shared:
         if key is None:
             return apply_equation(equation, operands)
         if key not in self._known:
-            # The operands are kept too, so that their ids stay theirs.
+            # The operands are kept too, so that their ids are not reused.
             self._known[key] = apply_equation(equation, operands), operands
         return self._known[key][0]
 
@@ -219,7 +220,7 @@ class _Shared:
 
 
 def _is_known_scalar(operand: Any) -> bool:
-    """Tell whether it is a constant, of which each trace has an object of its own."""
+    """Tell whether an operand is a constant, for which each trace has an object of its own."""
     if isinstance(operand, Tracer):
         return False
     if isinstance(operand, (bool, int, float, complex)):
@@ -230,7 +231,7 @@ def _is_known_scalar(operand: Any) -> bool:
 
 
 def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Nest], shared: _Shared) -> _Steps:
-    """Compute a jaxpr; yield each equation that communicates with its operands, for its results."""
+    """Compute a jaxpr; yield each communicating equation and its operands to get its results."""
     jaxpr = without_constants(closed)
     inputs = (*jaxpr.constvars, *jaxpr.invars)
     values: dict[Var, Any] = dict(zip(inputs, (*closed.consts, *arguments), strict=True))
@@ -257,10 +258,10 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Nest], shared: _Shared) -
 
 
 def _is_opened(equation: JaxprEqn) -> bool:
-    """Tell whether the equations inside of one are computed one by one.
+    """Tell whether the equations inside an equation are computed one by one.
 
-    Those of every `jax.jit` are: its body may be a new object in each variant, such as the update
-    of an optimizer, and would not be known as the same.
+    Those of every `jax.jit` are: its body, such as the update of an optimizer, may be a new object
+    in each variant, and would not be recognized as the same.
     """
     return equation.primitive.name in ("jit", "pjit") or any(
         _communicates_within(inner) for inner in jaxprs_within(equation.params)

@@ -1,8 +1,9 @@
 """The values of a replica's code that differ between the replicas, read off its jaxpr.
 
-A value varies if it depends on an input that varies, on the replica's number, or on the host. What
-all replicas get from a reduction over the axis does not vary. The answer errs on one side: what is
-said not to vary is equal on all replicas, and what is said to vary may be equal by chance.
+A value varies if it depends on an input that varies, on the replica's number, or on the host. The
+result of a reduction over the axis, which all replicas get, does not vary. The answer errs on one
+side: a value reported not to vary is equal on all replicas, and one reported to vary may be equal
+by chance.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from replicax._jax_compat import jaxprs_within, mapped_axes, scan_sizes
 from replicax.topology import REPLICA_AXIS
 from replicax.variables import gathers
 
-# Collectives after which every replica has the same.
+# Collectives that give every replica the same result.
 _REDUCTIONS = frozenset(
     {"psum", "pmax", "pmin", "psum_invariant", "all_gather", "all_gather_invariant"}
 )
@@ -44,26 +45,26 @@ _CALLS = frozenset(
 # Values from the host, or from a device's own state, may differ on every replica.
 _FROM_OUTSIDE = ("callback", "infeed", "rng_uniform")
 
-# The name of a value that was read as the state of a variable where that is in no ref, or was
-# computed of the parts of one.
+# The name of a value that was read as the state of a variable, unless that is in a ref, or that was
+# computed from the parts of a variable.
 STATE = "replicax.state"
 
 
 class Level(enum.IntEnum):
-    """The relation of a value to those of the other replicas; the greater one prevails."""
+    """The relation of a value to those of the other replicas; of two levels the higher prevails."""
 
     SAME = 0
     REDUCED = 1  # equal on all replicas, because a value that varied was reduced
     VARYING = 2
 
 
-# It is called with an equation, the highest level of its operands, and the equation whose condition
-# may differ between the replicas and decides whether this one is computed: None if there is none.
+# A function of an equation, of the highest level of its operands, and of the equation whose
+# condition may differ between the replicas and decides whether this one is computed, or None.
 Visit = Callable[[JaxprEqn, Level, JaxprEqn | None], None]
 
 
 def runs_in(program: Jaxpr | ClosedJaxpr) -> list[JaxprEqn]:
-    """Return the equations that are a `run`: those over the replicas, at any depth."""
+    """Return the equations that are a `run`: a `shard_map` over the replicas, at any depth."""
     runs = []
     for equation in program.eqns:
         if equation.primitive.name == "shard_map":
@@ -93,7 +94,7 @@ def varying_outputs(
 
     Args:
       jaxpr: The code of one replica, such as the body of a `shard_map`.
-      varying_inputs: For each input, whether it differs: it is split over the replicas, say.
+      varying_inputs: For each input, whether it differs, such as by being split over the replicas.
       axis: The name of the axis of the replicas.
     """
     return [level is Level.VARYING for level in levels(jaxpr, varying_inputs, axis)]
@@ -121,14 +122,14 @@ class _Flow:
     def __init__(self, axis: str, visit: Visit | None) -> None:
         self._axis = axis
         self._visit = visit
-        self._parting: JaxprEqn | None = None  # the outermost that replicas may take differently
+        self._parting: JaxprEqn | None = None  # the outermost where replicas may part ways
 
     def through(
         self, jaxpr: Any, given: Sequence[Level], control: Level
     ) -> tuple[list[Level], list[Level]]:
         """Return the levels of the outputs, and those of the inputs afterwards.
 
-        The latter differ from what was given for `jax.Ref`s that are written. `control` is the
+        The latter differ from `given` for `jax.Ref`s that are written. `control` is the
         level of the conditions under which the code runs.
         """
         jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
@@ -261,7 +262,7 @@ class _Flow:
 def _in_a_ref(level: Level) -> Level:
     """Return the level of a read from a ref or a cell, in which a variable's state is kept.
 
-    A variable is the same on all replicas or is not; how it became so is not a property of it.
+    A variable either is the same on all replicas or is not; how it became so does not matter.
     """
     return level if level is Level.VARYING else Level.SAME
 

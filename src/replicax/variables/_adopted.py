@@ -1,4 +1,4 @@
-"""Variables over those of other libraries: the library keeps the array, and our rules apply."""
+"""Variables that stand for another library's: it keeps the array, but our rules apply."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def adopt(
     strategy: StrategyLike | None,
     synchronization: Synchronization = ON_WRITE,
 ) -> Variable:
-    """Create a variable of a strategy, or of none, whose array a library keeps."""
+    """Create a variable, of a strategy or of none, whose array another library keeps."""
     array = keeper.get()
     if strategy is None:
         storage = OneDevice(request.name, array.shape, None, keeper)
         return PlainVariable._made(request, None, storage, UNSYNCHRONIZED, array.dtype)
     storage = strategy.placement.storage_of_kept(request.name, strategy, array, keeper)
     if not strategy.topology.spans_processes or array.is_fully_addressable:
-        # As the strategy's own variables do, it begins with what the first worker has.
+        # Like the strategy's own variables, it begins with the first worker's value.
         begin_alike(storage, strategy.topology, array, storage.state_of_copies)
     return MirroredVariable._made(request, strategy, storage, synchronization, array.dtype)
 
 
 def write(variable: Variable, value: jax.Array) -> None:
-    """Write for a library that gives the new value, but not the increment.
+    """Write to a variable for a library that gives the new value but not the increment.
 
     The replicas' increments are summed; but if all replicas write zeros, the sum starts over.
     """

@@ -28,12 +28,12 @@ class _HasVariables(Protocol):
 def variables(nest: Nest) -> list[Variable]:
     """Return the variables of a nest, in order, without duplicates.
 
-    To JAX, a variable is its value, so that `jax.tree.leaves` of a nest gives arrays.
+    To JAX, a variable is its value, so `jax.tree.leaves` of a nest gives arrays.
 
     Args:
       nest: A nest of variables and of objects that have some: optimizers, metrics, Keras models,
-        layers and variables, and objects of your own with an attribute `variables`, a nest
-        again. Arrays and numbers have none.
+        layers and variables, and objects of your own with an attribute `variables`, which is
+        another nest. Arrays and numbers have none.
 
     >>> import optax, replicax as rx
     >>> model = {"dense": {"kernel": rx.Variable([[1.0]], name="kernel")}}

@@ -1,4 +1,4 @@
-"""The first values of variables, made from those of others with few compilations."""
+"""Initial values of variables, computed from those of others with few compilations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from replicax._typing import Nest
 
 
 def computed_at_once(make: Callable[..., Nest], values: Sequence[jax.Array]) -> Nest:
-    """Return `make(*values)`, a nest of arrays, by at most one program; also while tracing.
+    """Return `make(*values)`, a nest of arrays, using at most one program, even while tracing.
 
-    A plain call would compile one program per shape: 25 ms for the zeros of each, where an
-    optimizer has two or three slots per variable. Arrays of one number are made by NumPy instead,
-    and the rest is compiled together.
+    A plain call would compile one program per shape: 25 ms for the zeros of each, and an optimizer
+    has two or three slots per variable. Instead, NumPy makes arrays that are filled with one
+    number, and the rest is compiled together.
     """
-    # Shardings are left out: JAX would compare them with the mesh of a program that is traced.
+    # Shardings are left out: JAX would compare them with the mesh of a program being traced.
     shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
     tracers: list[weakref.ref[Any]] = []
 
@@ -31,13 +31,14 @@ def computed_at_once(make: Callable[..., Nest], values: Sequence[jax.Array]) -> 
 
     try:
         closed, nest = jax.make_jaxpr(traced, return_shape=True)(*shapes)
-    except Exception:  # it looks at the numbers, say; should it fail, it does so again
+    except Exception:  # it may look at numbers; a real error is raised again below
         closed = nest = None
-    if closed is None or any(tracer() is not None for tracer in tracers):  # `make` has kept it.
+    if closed is None or any(tracer() is not None for tracer in tracers):  # `make` kept one.
         with jax.ensure_compile_time_eval():
             return make(*values)
     jaxpr = without_constants(closed)
-    # Both go together: in JAX 0.12, the inputs of a jaxpr without its constants begin with theirs.
+    # These go together because, in JAX 0.12, a jaxpr without its constants takes them as its first
+    # inputs.
     inputs = (*jaxpr.constvars, *jaxpr.invars)
     known: dict[Any, Any] = {
         **dict(zip(inputs, (*closed.consts, *values), strict=True)),
@@ -56,9 +57,10 @@ def computed_at_once(make: Callable[..., Nest], values: Sequence[jax.Array]) -> 
 
 
 def _placed(arrays: Sequence[Any], values: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return arrays; those of NumPy laid out as the value of their shape, which may be in parts.
+    """Return the arrays, with those of NumPy laid out like the value of the same shape.
 
-    They are brought to the devices together, which takes a tenth of the time.
+    That value may be in parts. Arrays are put on the devices together, which takes a tenth of the
+    time.
     """
     alike = {value.shape: value.sharding for value in reversed(values)}
     numbers = [index for index, array in enumerate(arrays) if isinstance(array, np.ndarray)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VariableRequest:
-    """The request of a user, of which a placement makes a variable."""
+    """A user's request, from which a placement makes a variable."""
 
     initial_value: Any
     trainable: bool
@@ -48,7 +48,7 @@ class VariableRequest:
         return array
 
     def initial_array_or_tracer(self) -> jax.Array:
-        """Return the same, or a tracer if the caller traces it."""
+        """Return the initial value, which is a tracer if the caller traces this call."""
         value = self.initial_value() if callable(self.initial_value) else self.initial_value
         array = jnp.asarray(value, dtype=self.dtype)
         # A Python number's type is weak, and would make the type of results depend on it.
@@ -59,7 +59,7 @@ class VariableRequest:
 
 @without_mesh
 def create_variable(request: VariableRequest) -> Variable:
-    """Create a variable by the current strategy; in replica context, one for all replicas."""
+    """Create a variable with the current strategy; in replica context, one for all replicas."""
     from replicax.variables._kinds import PlainVariable  # a kind of Variable: it imports this file
 
     frame = _context.current()
@@ -78,10 +78,10 @@ def create_variable(request: VariableRequest) -> Variable:
 
 
 def _placed(request: VariableRequest, strategy: StrategyLike, frame: Frame) -> Variable:
-    """Create the strategy's variable; refuse requests that fail with several replicas."""
+    """Create the strategy's variable; refuse requests that would fail with several replicas."""
     now = replace(_context.current(), program=None)
-    # A variable is made when it is asked for, also while a program is traced. Elsewhere JAX is left
-    # as it is, or it would not trace the function that makes the initial value of one in parts.
+    # A variable is made when it is asked for, even while a program is traced. Elsewhere JAX is left
+    # alone, or it would not trace the function that makes the initial value of a variable in parts.
     at_once = jax.ensure_compile_time_eval() if is_tracing() else nullcontext()
     with _context.entered(now), at_once:
         return _placed_now(request, strategy, frame)

@@ -36,7 +36,7 @@ class DividedState:
 
     Args:
       parts: The array of all parts, one after another, with the padding.
-      copies: What is seen and written: the same on all replicas.
+      copies: The values that are seen and written, the same on all replicas.
     """
 
     parts: jax.Array | None = None
@@ -45,18 +45,18 @@ class DividedState:
 
 @final
 class Divided(Storage):
-    """A part on every replica's devices. Reads gather them, and writes keep the replica's own.
+    """A part on every replica's devices. Reads gather the parts; each replica writes its own.
 
     The code of a replica in a program sees whole arrays: they are gathered before it begins, and
-    divided after it has ended. `execution/_in_parts.py` has the program do with less.
+    divided after it has ended. `execution/_in_parts.py` lets the program make do with less.
 
     Args:
       name: The name of the variable.
       shape: The shape of the value.
-      strategy: On whose devices the parts are.
-      division: What is divided.
-      regather: Whether programs gather it once more for the backward pass.
-      keeper: As of `Storage`. Its array is that of all parts, which must not have padding.
+      strategy: The strategy on whose devices the parts are.
+      division: The dimension that is divided, and the number of parts.
+      regather: Whether programs gather the variable again for the backward pass.
+      keeper: As for `Storage`. Its array is that of all parts, which must not have padding.
       logical: How each part is divided over the logical devices of its replica.
     """
 
@@ -87,7 +87,7 @@ class Divided(Storage):
         self._padded += shape[division.axis + 1 :]
 
     def store(self, state: State) -> None:
-        # Copies are kept as long as `update` writes one after the other.
+        # Copies are kept for as long as `update` writes them one after another.
         if state.copies is not None and state.copies.whole is not None:
             state = self._in_parts(state.copies.whole)
         super().store(state)
@@ -197,7 +197,7 @@ class Divided(Storage):
     # Between parts and copies.
 
     def _whole(self, state: DividedState) -> Mirrored:
-        """Return the copies of a state; gathered, if it has parts."""
+        """Return the copies of a state, which are gathered if it has parts."""
         if state.copies is not None:
             return state.copies
         assert state.parts is not None
@@ -207,7 +207,7 @@ class Divided(Storage):
         transaction = _context.current().transaction
         if transaction is None:
             return self._gathered(state)
-        # The replicas of an eager `run` gather it once: they may not be as many on each worker.
+        # The replicas of an eager `run` gather once: workers may have different numbers of them.
         return transaction.shared(self, state, self._gathered)
 
     def _gathered(self, state: DividedState) -> Mirrored:

@@ -1,7 +1,7 @@
 """Divisions: the dimension along which an array is divided over the replicas.
 
-Inside a program every replica has its part. Functions lead from parts to whole arrays and back;
-they are compiled by themselves, so that their names are found in a jaxpr.
+Inside a program every replica has its part. The functions that convert between parts and whole
+arrays are jitted separately, so that their names can be found in a jaxpr.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def division_of(
     partitioner: VariablePartitioner | None = None,
     logical: tuple[int, ...] | None = None,
 ) -> Division | None:
-    """Return how an array is divided; None if it stays whole.
+    """Return the division of an array, or None if it stays whole.
 
-    By default one of at least 64 KiB is divided along its largest dimension that divides by the
-    number of parts, or else along its largest one.
+    By default, an array of at least 64 KiB is divided along the largest dimension that is divisible
+    by the number of parts or, if there is none, along the largest one.
 
     Args:
       shape: The shape of the array.
@@ -97,7 +97,7 @@ def division_of(
       parts: The number of parts.
       partitioner: Chooses the dimension instead.
       logical: The number of parts, per dimension, over the logical devices of each replica.
-        Dimensions that these leave whole come first.
+        Dimensions that these leave whole are preferred.
     """
     per_part = logical or (1,) * len(shape)
     # Random keys, which are not numbers, stay whole.
@@ -119,7 +119,7 @@ def division_of(
 def _chosen_by(
     partitioner: VariablePartitioner, shape: tuple[int, ...], dtype: np.dtype
 ) -> int | None:
-    """Return the dimension of which `partitioner` wants several parts, if there is one."""
+    """Return the dimension that `partitioner` divides into several parts, if there is one."""
     counts = list(partitioner(shape, dtype))
     axes = [axis for axis, count in enumerate(counts) if count != 1]
     if len(counts) != len(shape) or len(axes) > 1 or min(counts, default=1) < 1:
@@ -136,14 +136,14 @@ _OWN_PART = "replicax_own_part"
 
 @functools.partial(jax.jit, static_argnums=1)
 def replicax_gather(part: jax.Array, division: Division) -> jax.Array:
-    """Return the whole array, of which this replica has a part."""
+    """Return the whole array of which this replica has a part."""
     whole = jax.lax.all_gather(part, REPLICA_AXIS, axis=division.axis, tiled=True)
     return division.unpadded(whole)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def replicax_gather_once(part: jax.Array, division: Division) -> jax.Array:
-    """Return the same, to be kept for the backward pass."""
+    """Return the whole array, which is kept for the backward pass."""
     return replicax_gather(part, division)
 
 
@@ -177,7 +177,7 @@ def takes_own_part(equation: JaxprEqn) -> bool:
 
 
 def division_by(equation: JaxprEqn, parts: int) -> Division:
-    """Return the division by which one of these is called."""
+    """Return the division with which one of these functions is called."""
     atoms: list[Any] = [*equation.invars, *equation.outvars]
     shapes = [atom.aval.shape for atom in atoms]
     whole = shapes[0] if takes_own_part(equation) else shapes[1]

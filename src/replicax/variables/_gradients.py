@@ -25,7 +25,7 @@ Aux = TypeVar("Aux")
 Key = TypeVar("Key")
 
 
-# The gradients of variables in common containers have a type; those of other nests have none.
+# The gradients of variables in common containers are typed; those of other nests are not.
 @overload
 def value_and_grad(
     fn: Callable[P, Value], variables: Variable, has_aux: bool = False
@@ -57,9 +57,9 @@ def value_and_grad(
     Args:
       fn: Returns a scalar, or `(scalar, anything)` with `has_aux`. It reads the variables.
       variables: A variable or a nest of them; the gradients have the same structure, with None for
-        settings of objects, such as the activation functions of an Equinox module. Or a function
-        that returns it, called after `fn`, since `fn` may create variables.
-      has_aux: Whether `fn` returns something besides the value.
+        settings of objects, such as the activation functions of an Equinox module. It can also be
+        a function that returns them, which is called after `fn`, since `fn` may create variables.
+      has_aux: Whether `fn` returns something in addition to the value.
 
     >>> import replicax as rx
     >>> w = rx.Variable(3.0)
@@ -76,7 +76,7 @@ def value_and_grad(
         for _ in range(_ATTEMPTS):
             try:
                 return _differentiate(fn, code, current, ask, has_aux, args, kwargs)
-            except _MoreVariables as more:  # when a model is built, and rarely again
+            except _MoreVariables as more:  # when a model is built, and rarely afterwards
                 current = more.variables
         raise InvalidArgument(
             f"The function to be differentiated creates variables whenever it is called: "
@@ -86,17 +86,17 @@ def value_and_grad(
     return differentiated
 
 
-# The first call builds a model; a layer may be built only once another one is.
+# The first call builds a model, in which a layer may not be built until another one is.
 _ATTEMPTS = 4
 
 
 def is_function(variables: object) -> bool:
-    """Tell whether this is to be asked for variables, rather than being a nest of them."""
+    """Tell whether `variables` is a function that returns variables rather than a nest of them."""
     return isinstance(variables, (types.FunctionType, types.MethodType, functools.partial))
 
 
 def _asked_together(ask: Callable[[], Nest]) -> Nest:
-    """Ask for variables; replicas begin with those of the first, or they would not meet again."""
+    """Ask for variables; all replicas begin with the first one's, or they would not meet again."""
     replica = _context.current().replica
     return ask() if replica is None else replica.once("asking for variables", ask)
 
@@ -135,7 +135,7 @@ def without_settings(nest: Nest) -> Nest:
     """Return a nest of variables with None for the settings of objects in it.
 
     A setting is an attribute of an object, such as an Equinox module, that is neither an array nor
-    a variable. Anything else in the place of a variable is a mistake, and stays.
+    a variable. Anything else in the place of a variable is a mistake, and is left there.
     """
     if all(isinstance(leaf, Variable) for leaf in _nest.leaves(nest)):
         return nest
@@ -152,9 +152,9 @@ def _is_setting(path: Sequence[object], leaf: object) -> bool:
 
 
 class _MoreVariables(BaseException):
-    """A signal that a function has created variables, with respect to which gradients are wanted.
+    """A signal that a function has created variables whose gradients are wanted.
 
-    It is not an `Exception`, which would be taken for one of the function's own.
+    It is not an `Exception`, which could be mistaken for one of the function's own.
     """
 
     def __init__(self, variables: _Differentiated) -> None:
@@ -224,7 +224,7 @@ def grad(
 @overload
 def grad(fn: Callable[P, object], variables: Nest, has_aux: bool = False) -> Callable[P, Nest]: ...
 def grad(fn: Callable[..., object], variables: Nest, has_aux: bool = False) -> Callable[..., Any]:
-    """Make `fn` return the gradients only, or `(gradients, aux)`; else like `value_and_grad`.
+    """Make `fn` return only the gradients, or `(gradients, aux)`; otherwise like `value_and_grad`.
 
     >>> import replicax as rx
     >>> w = rx.Variable(3.0)
@@ -241,7 +241,7 @@ def grad(fn: Callable[..., object], variables: Nest, has_aux: bool = False) -> C
 
 
 def _code_of(fn: Callable[..., object]) -> object:
-    """Return an identity of `fn` between calls, although it may be a new closure each time."""
+    """Return an identity of `fn` that lasts between calls, even if each has a new closure."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", type(fn))

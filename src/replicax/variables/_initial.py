@@ -1,4 +1,4 @@
-"""The first value of a variable, and its way to the devices."""
+"""The initial value of a variable, and how it reaches the devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from replicax.variables._variable import Variable
 if TYPE_CHECKING:
     from replicax._typing import StrategyLike
 
-# What variables begin with is kept whole until the workers have agreed.
+# Initial values are kept whole until the workers have agreed on them.
 MOST_WAITING_BYTES = 32 * 2**20
 
 
@@ -34,7 +34,7 @@ def begin_alike(
     """Initialize a storage with the first worker's value; the others' arrays are ignored.
 
     Workers agree on many variables at once: when the first of them is used, the scope is left, the
-    workers wait for each other in any other way, or the values take much memory meanwhile.
+    workers wait for each other in any other way, or the waiting values take up too much memory.
     """
     if not topology.spans_processes:
         storage.begin(state_of(Mirrored.from_array(topology.replicate(array), topology)))
@@ -74,7 +74,7 @@ class _Beginnings:
             cluster.current().catch_up()
 
     def agree(self) -> None:
-        """Agree on all of them, and have their storages begin."""
+        """Agree on all waiting variables, and initialize their storages."""
         while self._waiting:
             try:
                 count = _compare([_key(each.storage.name, each.array) for each in self._waiting])
@@ -86,7 +86,7 @@ class _Beginnings:
             with _context.entered(outside), jax.ensure_compile_time_eval():
                 for topology in dict.fromkeys(each.topology for each in agreed):
                     here = [each for each in agreed if each.topology == topology]
-                    # One after the other: together, the values may be too large for a device.
+                    # One at a time: together, the values may be too large for a device.
                     for index, value in first_workers([each.array for each in here], topology):
                         here[index].storage.begin(here[index].state_of(value))
             del self._waiting[:count]  # not before: after a failure they still have no value
@@ -108,9 +108,9 @@ def _key(name: str, array: jax.Array) -> list[Any]:
 
 
 def _compare(keys: list[list[Any]]) -> int:
-    """Compare created variables with the other workers; return how many all have.
+    """Compare created variables with the other workers'; return how many all workers have.
 
-    A worker that has read a variable in between comes with fewer, and again with the others.
+    A worker that has read a variable in between brings fewer at first, and the rest afterwards.
     """
     session = cluster.current()
     everyones = session.all_gather(f"the creation of variable {keys[0][0]!r}", keys)
@@ -136,11 +136,11 @@ def _require_equal(keys: Sequence[Sequence[Any]], workers: Sequence[str]) -> Non
 def in_parts(strategy: StrategyLike, request: VariableRequest) -> tuple[jax.Array, PartitionSpec]:
     """Return the initial value, divided over the logical devices, and how it is divided.
 
-    That of a callable is made where it is wanted: it may be too large for one device.
+    The value of a callable is made on all of them, since it may be too large for one device.
     """
     topology, made, like = strategy.topology, None, None
     if callable(request.initial_value) and not topology.spans_processes:
-        # What looks at numbers cannot be traced, and is called as it is.
+        # A callable that looks at numbers cannot be traced, and is simply called.
         with suppress(ConcretizationTypeError, TracerArrayConversionError):
             made, like = jax.make_jaxpr(request.initial_array_or_tracer, return_shape=True)()
     if made is None or like is None:
@@ -159,7 +159,7 @@ def in_parts(strategy: StrategyLike, request: VariableRequest) -> tuple[jax.Arra
 def layout_of(
     request: VariableRequest, topology: Topology, shape: Sequence[int], neighbour: object = None
 ) -> tuple[VariableRequest, PartitionSpec]:
-    """Return the request once the shape is known, and the partition.
+    """Return the request, completed now that the shape is known, and the partition.
 
     A slot is divided like its variable, the neighbour; a scalar has no parts.
     """

@@ -27,13 +27,13 @@ UNSYNCHRONIZED = Unsynchronized()
 
 @final
 class PlainVariable(Variable):
-    """A variable with one copy, as created outside every scope, and under one device."""
+    """A variable with one copy, as created outside of every scope and on one device."""
 
     @classmethod
     def create(
         cls, request: VariableRequest, strategy: StrategyLike | None, device: jax.Device | None
     ) -> PlainVariable:
-        """Create one on `device`, or wherever JAX puts it."""
+        """Create a variable on `device`, or wherever JAX puts it."""
         array = request.initial_array()
         array = array if device is None else place(array, device)
         storage = OneDevice(request.name, array.shape, array)
@@ -45,13 +45,13 @@ class PlainVariable(Variable):
 
 @final
 class AggregatingVariable(Variable):
-    """One copy on a parameter device. What replicas write to it is combined first."""
+    """One copy on a parameter device. The replicas' writes to it are combined first."""
 
     @classmethod
     def create(
         cls, request: VariableRequest, strategy: StrategyLike, device: jax.Device
     ) -> AggregatingVariable:
-        """Create one on `device`."""
+        """Create a variable on `device`."""
         array = jax.device_put(request.initial_array(), device)
         storage = OneDevice(request.name, array.shape, array)
         return cls._made(request, strategy, storage, ON_WRITE, array.dtype)
@@ -65,7 +65,7 @@ class MirroredVariable(Variable):
     def create(
         cls, request: VariableRequest, strategy: StrategyLike, colocate_with: object
     ) -> MirroredVariable:
-        """Create a variable that starts alike on all workers, divided as `colocate_with` is."""
+        """Create a variable that starts alike on all workers, divided like `colocate_with`."""
         if request.partition is not None:
             return cls._divided(request, strategy)
         array = request.initial_array()
@@ -103,7 +103,7 @@ class MirroredVariable(Variable):
         division: Division,
         regather: bool,
     ) -> MirroredVariable:
-        """Create one that is divided, from the array of all parts."""
+        """Create a divided variable from the array of all its parts."""
         storage = Divided(request.name, shape, strategy, division, regather)
         storage.begin(DividedState(parts=parts))
         return cls._made(request, strategy, storage, ON_WRITE, parts.dtype)
@@ -112,7 +112,7 @@ class MirroredVariable(Variable):
     def of_array(
         cls, request: VariableRequest, strategy: StrategyLike, array: jax.Array
     ) -> MirroredVariable:
-        """Create one from the array that represents all copies, in the requested layout."""
+        """Create a variable from the array that stands for all copies, in the requested layout."""
         request, spec = layout_of(request, strategy.topology, array.shape)
         state = Mirrored.from_array(array, strategy.topology)
         parts = None if request.partition is None else spec
@@ -130,7 +130,7 @@ class SyncOnReadVariable(Variable):
 
     @classmethod
     def create(cls, request: VariableRequest, strategy: StrategyLike) -> SyncOnReadVariable:
-        """Create one whose copies begin alike."""
+        """Create a variable whose copies start alike."""
         array = request.initial_array()
         topology = strategy.topology
 
@@ -151,6 +151,6 @@ class SyncOnReadVariable(Variable):
         dtype: object,
         state: PerReplica,
     ) -> SyncOnReadVariable:
-        """Create one from the replicas' values."""
+        """Create a variable from the replicas' values."""
         storage = OwnCopies(request.name, shape, state, strategy)
         return cls._made(request, strategy, storage, _ON_READ, dtype)

@@ -1,4 +1,4 @@
-"""A check for debugging: that the copies of mirrored variables are still equal after a step."""
+"""A debugging check that the copies of mirrored variables are still equal after a step."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from replicax.variables._variable import Variable, storage_of
 
 
 def check_mirrored(flag: bool) -> None:
-    """Compare the copies of the variables that a step has written, after each step (True), or not.
+    """Compare the copies of variables after each step that writes them (True), or stop (False).
 
     Copies that differ raise `rx.errors.CopiesDiffer`. They come from functions given to
-    `extended.update` that get per-replica values, or are not the same on every device; and from
-    gradients that differ, applied with `skip_gradients_aggregation=True`. Copies are compared bit
-    for bit on the host, so this is for debugging.
+    `extended.update` that get per-replica values or do different things on different devices, and
+    from gradients that differ but are applied with `skip_gradients_aggregation=True`. Copies are
+    compared bit for bit on the host, so this is for debugging.
     """
     settings.check_mirrored = bool(flag)
 
 
 def require_equal_copies(variables: Iterable[Variable], label: str) -> None:
-    """Refuse copies that differ, if that is checked; `label` names the write."""
+    """Refuse copies that differ, if the check is on; `label` names the write."""
     if not settings.check_mirrored or _context.current().program is not None:
         return
     for variable in variables:

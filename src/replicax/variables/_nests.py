@@ -1,4 +1,4 @@
-"""Nests of variables: parameters as JAX programs have them, kept by a strategy."""
+"""Nests of variables: parameters as in JAX programs, kept by a strategy."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def make_variables(
 
     Args:
       nest: A dictionary, a dataclass, an Equinox module, a Flax `TrainState` or another pytree.
-        Leaves that are not arrays, such as activation functions and Python numbers, stay as they
-        are.
-      trainable: Holds for all variables; by default whether the array has a floating-point dtype.
-      name: What the names of the variables begin with. The rest is the place in the nest.
-      synchronization: As of `rx.Variable`.
-      aggregation: As of `rx.Variable`.
+        Leaves that are not arrays, such as activation functions and Python numbers, are left
+        unchanged.
+      trainable: Applies to all variables; by default, those of floating-point arrays are trainable.
+      name: The prefix of the variables' names. The rest is the place in the nest.
+      synchronization: As for `rx.Variable`.
+      aggregation: As for `rx.Variable`.
 
     Returns:
       A nest of the same structure with variables.
@@ -81,7 +81,7 @@ def read(nest: Variable) -> jax.Array: ...
 @overload
 def read(nest: Values) -> Values: ...
 def read(nest: Nest) -> Nest:
-    """Return a nest with the values of its variables; other leaves stay as they are.
+    """Return a nest with the values of its variables; other leaves are unchanged.
 
     In a function given to `run` these are the values that the replica sees.
 

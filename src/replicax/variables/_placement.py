@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class VariablePlacement(ABC):
-    """A placement makes the variables of a strategy."""
+    """The part of a strategy that makes its variables."""
 
     # Whether it divides variables over the replicas, so that whole ones may be an oversight.
     divides = False
@@ -41,7 +41,7 @@ class VariablePlacement(ABC):
     def create(
         self, request: VariableRequest, strategy: StrategyLike, colocate_with: object
     ) -> Variable:
-        """Make a variable; on the devices of `colocate_with`, where that is a choice."""
+        """Make a variable, on the devices of `colocate_with` if there is a choice."""
 
     @abstractmethod
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
@@ -54,11 +54,11 @@ class VariablePlacement(ABC):
         return Replicated(name, array.shape, None, strategy, keeper=keeper)
 
     def layout_of_kept(self, array: jax.Array, topology: Topology) -> NamedSharding:
-        """Return the layout of such an array over the devices."""
+        """Return the layout over the devices of an array that another library keeps."""
         return topology.replicated
 
     def initial(self, make: Callable[..., Nest], *variables: Variable) -> Nest:
-        """Return initial values: `make` of the values of other variables, even while tracing."""
+        """Return initial values: `make` applied to other variables' values, even while tracing."""
         with jax.ensure_compile_time_eval():
             if not variables:
                 return make()
@@ -89,11 +89,11 @@ class ShardedPlacement(VariablePlacement):
       partitioner: A function of a shape and a dtype that returns the number of parts for each
         dimension: the one with more than one part is divided over the replicas. By default a
         variable of at least 64 KiB is divided, along its largest dimension that divides evenly.
-      regather: Whether programs gather variables once more for the backward pass.
+      regather: Whether programs gather variables again for the backward pass.
     """
 
     divides = True
-    # Gradients of divided variables travel by themselves, so that each replica gets its part only.
+    # Gradients of divided variables are sent separately, so that each replica gets only its part.
     bytes_per_pack = 64 * 1024 - 1
 
     def __init__(
@@ -131,7 +131,7 @@ class ShardedPlacement(VariablePlacement):
         return NamedSharding(topology.mesh, spec)
 
     def _division_of_kept(self, array: jax.Array, topology: Topology) -> Division | None:
-        # Its library reads the array by itself, so it must be all here, and without padding.
+        # The library reads the array itself, so all of it must be here, and without padding.
         division = None if topology.spans_processes else self.division(array, topology, None)
         return None if division is None or division.padding else division
 
@@ -152,7 +152,7 @@ class ShardedPlacement(VariablePlacement):
 
 @final
 class ParameterDevicePlacement(VariablePlacement):
-    """One copy on one device that all replicas share; ON_READ variables are with the replicas."""
+    """One copy on one device that all replicas share; ON_READ variables live with the replicas."""
 
     def __init__(self, device: jax.Device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Reading and writing some elements of a variable, by the names of the reference."""
+"""Reads and writes of some elements of a variable, under the names of the reference."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _places(indices: object) -> tuple[Any, ...]:
 
 
 def _known_indices(indices: object) -> Any:
-    """Return indices as NumPy has them, so that they can be looked at while something is traced."""
+    """Return indices as NumPy arrays, which can be inspected while something is traced."""
     return indices if isinstance(indices, Tracer) else np.asarray(indices)
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# It is held from when states are given to a program that reuses their memory until they are
-# replaced, so that no other thread takes one in between.
+# This lock is held from when states are passed to a program that reuses their memory until they
+# are replaced, so that no other thread takes one in between.
 reusing_states = threading.RLock()
 
 
@@ -50,7 +50,7 @@ def set_state(variable: Variable, state: State) -> None:
 
 
 def restore_state(variable: Variable, state: object) -> None:
-    """Put a state back, past every transaction."""
+    """Put a state back, bypassing every transaction."""
     program = _context.current().program
     if program is not None:
         program.set_state_of(variable, state)
@@ -62,8 +62,8 @@ def restore_state(variable: Variable, state: object) -> None:
 class Overlay:
     """Values that variables have for one function call only, such as a differentiated one.
 
-    Reads find them first, writes stay here until the function has returned: inside, values may be
-    tracers, which must not end up in a variable.
+    Reads find them first, and writes stay here until the function has returned: inside, values may
+    be tracers, which must not end up in a variable.
     """
 
     __slots__ = ("_differentiated", "_outer", "_values", "_written")
@@ -83,7 +83,7 @@ class Overlay:
     def assign(self, variable: Variable, value: jax.Array) -> None:
         """Note a write by the function. It is constant for the gradient, as with a gradient tape.
 
-        A variable that is differentiated stays so: its reads lead back to it, whatever its value.
+        A differentiated variable remains so: its reads depend on it, whatever its new value.
         """
         value = jax.lax.stop_gradient(value)
         leaf = self._differentiated.get(variable)
@@ -113,7 +113,7 @@ class Transaction:
         self._shared: dict[Storage, tuple[State, Any]] = {}
 
     def shared(self, storage: Storage, state: Any, make: Callable[[Any], Result]) -> Result:
-        """Return `make(state)`, which is made once for all replicas that read the same state."""
+        """Return `make(state)`, computed once for all replicas that read the same state."""
         known = self._shared.get(storage)
         if known is None or known[0] is not state:
             known = self._shared[storage] = state, make(state)

@@ -1,8 +1,8 @@
 """Storage: the part of a variable that keeps its arrays. The other part is its synchronization.
 
 A *state* is an immutable value that stands for all arrays of a variable at one moment. A storage
-keeps the one that is stored, and says what can be done with states: here, and in a program, where
-one array stands for a state.
+keeps the current one, and defines what can be done with states: here, and in a program, where one
+array stands for a state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StateLayout(enum.Enum):
 class Keeper(Protocol):
     """The place where another library keeps the array of one of its variables."""
 
-    # Whether the library has the array over all devices, or the copy of the first replica.
+    # Whether the library has the array over all devices, or only the copy of the first replica.
     has_all_copies: bool
 
     def get(self) -> jax.Array: ...
@@ -52,13 +52,13 @@ class Storage(ABC):
     Args:
       name: The name of the variable, for messages.
       shape: The shape of the value that users see.
-      state: What is stored first; None if a keeper has it, or if the workers agree on it later.
-      keeper: Keeps the array in place of the storage. It is asked every time, for others may have
-        changed it.
+      state: The first state; None if a keeper has it, or if the workers agree on it later.
+      keeper: Keeps the array in place of the storage. It is asked every time, because other code
+        may have changed the array.
     """
 
     layout = StateLayout.REPLICATED
-    # Whether the memory of the stored state is the variable's alone, and may be reused.
+    # Whether the variable alone holds the memory of the stored state, which may then be reused.
     exclusive = False
 
     def __init__(
@@ -67,13 +67,13 @@ class Storage(ABC):
         self.name, self.shape = name, shape
         self._state = state
         self._keeper = keeper
-        self._kept: jax.Array | None = None  # what the keeper had when `_state` was made of it
-        # It has the workers agree on what is stored first; None once they have.
+        self._kept: jax.Array | None = None  # what the keeper had when `_state` was made from it
+        # This makes the workers agree on the first state; None once they have.
         self._agree: Callable[[], None] | None = None
 
     @property
     def reusable(self) -> bool:
-        """True if programs may ever reuse the memory; not if another library keeps it."""
+        """True if programs may ever reuse the memory; False if another library keeps the array."""
         return self._keeper is None
 
     @property
@@ -110,7 +110,7 @@ class Storage(ABC):
         self.stored = state
 
     def store(self, state: object) -> None:
-        """Store a state that others may have a part of."""
+        """Store a state, parts of which other code may hold."""
         self.stored, self.exclusive = state, False
 
     def _adopted(self, array: jax.Array) -> State:
@@ -136,11 +136,11 @@ class Storage(ABC):
         return self.shape
 
     def own_of(self, block: jax.Array, topology: Topology) -> jax.Array:
-        """Return what a replica sees, of the block that a `shard_map` gives to its code."""
+        """Return what a replica sees, given the block that a `shard_map` passes to its code."""
         return block
 
     def block_of(self, own: jax.Array, topology: Topology) -> jax.Array:
-        """Return the block for a replica's state; the reverse of `own_of`."""
+        """Return the block for a replica's state; the inverse of `own_of`."""
         return own
 
     @abstractmethod
@@ -153,7 +153,7 @@ class Storage(ABC):
 
     @abstractmethod
     def rewrap(self, array: jax.Array, topology: Topology | None) -> State:
-        """Return the state to store of an array that a program has returned."""
+        """Return the state to store for an array that a program has returned."""
 
     def lift(self, topology: Topology | None) -> jax.Array:
         """Return the stored state as a program over `topology` takes it."""
@@ -173,17 +173,17 @@ class Storage(ABC):
     @property
     @abstractmethod
     def num_copies(self) -> int | None:
-        """The number of copies of the local replicas; None if there is one, which they share."""
+        """The number of the local replicas' copies; None if they share a single one."""
 
     @abstractmethod
     def device(self, index: int) -> jax.Device:
-        """Return where the copy of local replica `index` is."""
+        """Return the device of the copy of local replica `index`."""
 
     @abstractmethod
     def read(
         self, state: State, index: int | None, sharding: DeviceOrSharding | None = None
     ) -> jax.Array:
-        """Return the copy `index`; where there is none, the first one, brought to `sharding`."""
+        """Return the copy `index` or, if that is None, the first one, moved to `sharding`."""
 
     @abstractmethod
     def with_copy(self, state: State, index: int, write: Write, value: Any) -> State:
@@ -194,7 +194,7 @@ class Storage(ABC):
         """Return a state in which a value, an array or Mirrored, is written to all copies."""
 
     def seen(self, state: State) -> State:
-        """Return what programs see of a state: an array, or a value with one for each replica."""
+        """Return what users see of a state: an array, or a value with one for each replica."""
         return state
 
     @abstractmethod
@@ -262,7 +262,7 @@ class OneDevice(Storage):
         return place(value, device) if stays or value.committed else value
 
     def _where(self) -> tuple[jax.Device, bool]:
-        """Return the device, and whether the array is to stay there."""
+        """Return the device, and whether the array must stay there."""
         if self._keeper is not None:
             return _place_of(self._keeper.get())
         assert self._noted is not None
@@ -280,10 +280,10 @@ class Replicated(Storage):
     Args:
       name: The name of the variable.
       shape: The shape of the value.
-      state: A `Mirrored` value, or None; as of `Storage`.
-      strategy: On whose devices the copies are.
+      state: A `Mirrored` value, or None; as for `Storage`.
+      strategy: The strategy on whose devices the copies are.
       parts: How each copy is divided over the logical devices of its replica.
-      keeper: As of `Storage`.
+      keeper: As for `Storage`.
     """
 
     def __init__(
@@ -390,7 +390,7 @@ class Replicated(Storage):
 
 @final
 class OwnCopies(Storage):
-    """A copy on every replica's devices, each of which goes its own way."""
+    """A copy on every replica's devices, each independent of the others."""
 
     layout = StateLayout.PER_REPLICA
 
@@ -419,7 +419,7 @@ class OwnCopies(Storage):
         return state.replaced(index, write.applied(state.component(index), placed))
 
     def of_copies(self, values: Sequence[jax.Array]) -> PerReplica:
-        """Return the state in which every replica, also of other workers, has its value."""
+        """Return the state in which every replica, including other workers', has its value."""
         return self._strategy.collectives.distribute(values)
 
     def written(self, state: PerReplica, write: Write, value: Any) -> NoReturn:

@@ -49,7 +49,7 @@ class Synchronization(ABC):
 
 
 def own_copy(variable: Variable, frame: Frame) -> int | None:
-    """Return which copy belongs to `frame`; None where it looks across replicas."""
+    """Return the index of the copy that belongs to `frame`; None if it looks across replicas."""
     if variable.strategy is None or frame.strategy is not variable.strategy:
         return None
     if frame.kind is ContextKind.REPLICA and frame.replica is not None:
@@ -103,7 +103,7 @@ class Unsynchronized(Synchronization):
 
 @final
 class OnWrite(Synchronization):
-    """Replicas agree on the value before it is written; other contexts write it as it is."""
+    """Agreement of the replicas on a value before it is written; other contexts write directly."""
 
     def read(self, variable: Variable, frame: Frame) -> jax.Array:
         return _read(variable, frame)
@@ -145,7 +145,7 @@ class OnWrite(Synchronization):
             write_agreed(variable, frame, Write.ASSIGN, value)
             return
 
-        # All replicas arrive with the same value; one that does not is reported.
+        # All replicas arrive with the same value; one with another value is reported.
         def merged(strategy: StrategyLike, values: PerReplica) -> None:
             agreed = strategy.collectives.broadcast(values)
             write_agreed(variable, _context.current(), Write.ASSIGN, agreed)
@@ -176,7 +176,7 @@ def _require_aggregation(variable: Variable, frame: Frame) -> None:
 
 @final
 class OnRead(Synchronization):
-    """Replicas read and write their own copies; these are combined when read across replicas."""
+    """Copies that replicas read and write on their own, combined when read across replicas."""
 
     def read(self, variable: Variable, frame: Frame) -> jax.Array:
         state, index = state_of(variable), own_copy(variable, frame)
@@ -227,19 +227,19 @@ class OnRead(Synchronization):
 
 
 def _spread(value: jax.Array, replicas: int, aggregation: VariableAggregation) -> list[jax.Array]:
-    """Return the copies for which the aggregate is `value` again."""
+    """Return copies whose aggregate is `value` again."""
     if aggregation is not VariableAggregation.SUM:
         return [value] * replicas
     if not jnp.issubdtype(value.dtype, jnp.integer):
         return [value / replicas] * replicas
-    # Whole numbers do not always divide; the first replicas take what is left over.
+    # Whole numbers do not always divide evenly; the first replicas take what is left over.
     quotient, rest = jnp.divmod(value, replicas)
     return [quotient + (rest > replica).astype(value.dtype) for replica in range(replicas)]
 
 
 @final
 class AgreedOnWrite(Synchronization):
-    """All replicas write the same, because they compute it from the same."""
+    """Writes that are equal on all replicas, because they are computed from equal values."""
 
     def __init__(self) -> None:
         self._elsewhere = OnWrite()
@@ -267,7 +267,7 @@ class AgreedOnWrite(Synchronization):
             return
 
         def merged(strategy: StrategyLike, values: PerReplica) -> None:
-            # One of them is taken, so nothing is sent from replica to replica.
+            # One of the values is taken, so nothing is sent from replica to replica.
             write_agreed(variable, _context.current(), Write.ASSIGN, values.component(0))
 
         assert frame.replica is not None

@@ -40,7 +40,7 @@ from replicax.variables._write import Write
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
-    from numpy.typing import ArrayLike  # unlike that of JAX, lists as well
+    from numpy.typing import ArrayLike  # unlike JAX's, this includes lists
 
     from replicax._enums import AggregationLike, SynchronizationLike
     from replicax._typing import StrategyLike
@@ -62,12 +62,12 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
 
     Args:
       initial_value: An array, anything that can be made one, or a callable that returns it.
-      trainable: Whether optimizers should train it; by default yes, but for ON_READ variables.
+      trainable: Whether optimizers should train it; by default yes, except for ON_READ variables.
       name: A name for messages and checkpoints.
       dtype: The type of the elements; by default that of `initial_value`.
       synchronization: When copies are brought together. AUTO means ON_WRITE.
       aggregation: How the values that several replicas write, or have, are combined.
-      constraint: A function of the value; optimizers apply it to what they make of the variable.
+      constraint: A function of the value, which optimizers apply to the updated value.
 
     >>> import replicax as rx
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -119,7 +119,7 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
 
     def __init_subclass__(cls, **kwargs: Nest) -> None:
         super().__init_subclass__(**kwargs)
-        # In any function of JAX, a variable is its value: this is the way that JAX provides.
+        # To any JAX function, a variable is its value: JAX provides this way to say so.
         jax.tree_util.register_pytree_node(cls, _flatten, _unflatten)
 
     @classmethod
@@ -131,7 +131,7 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
         synchronization: Synchronization,
         dtype: Any,
     ) -> Self:
-        """Create a variable of its parts, and tell the strategy of it."""
+        """Create a variable from its parts, and tell the strategy about it."""
         self = cls._of_parts(request, strategy, storage, synchronization, dtype)
         if strategy is not None:
             strategy._note_variable(self)
@@ -146,7 +146,7 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
         synchronization: Synchronization,
         dtype: Any,
     ) -> Self:
-        """Create a variable, or one copy, of its parts."""
+        """Create a variable, or one copy, from its parts."""
         self = object.__new__(cls)
         # The initial value is left out: it would be kept alive as long as the variable.
         self._request = replace(request, initial_value=None)
@@ -156,7 +156,7 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
 
     @property
     def values(self) -> tuple[Variable, ...]:
-        """The copies, one for each local replica (or the one there is)."""
+        """The copies, one for each local replica (or the only one)."""
         if self._copies is None:
             if self._storage.num_copies is None:
                 return (self,)
@@ -166,14 +166,14 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
 
     @property
     def device(self) -> jax.Device:
-        """The device of the copy that a read would give here."""
+        """The device of the copy that a read would return here."""
         return self._storage.device(own_copy(self, _context.current()) or 0)
 
     # What users call.
 
     @property
     def value(self) -> jax.Array:
-        """The replica's own value in replica context, else the primary copy or the aggregate."""
+        """The replica's own value in replica context; elsewhere the primary copy or aggregate."""
         frame = _context.current()
         if frame.overlay is not None and (found := frame.overlay.find(self)) is not None:
             return found
@@ -187,8 +187,8 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
         """Return the value as a NumPy array."""
         return np.asarray(self.value)
 
-    # The further arguments of these are for programs written for the reference. A write is done
-    # when it returns, and cannot be taken apart from reading.
+    # The further arguments of these methods are for programs written for the reference. A write is
+    # complete when the method returns, and cannot be separated from reading.
 
     def assign(
         self,
@@ -197,7 +197,7 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
         name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
-        """Set the value; the arguments after it change nothing here."""
+        """Set the value; the other arguments have no effect here."""
         return self._assign(Write.ASSIGN, value)
 
     def assign_add(
@@ -207,7 +207,7 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
         name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
-        """Add to the value; the arguments after it change nothing here."""
+        """Add to the value; the other arguments have no effect here."""
         return self._assign(Write.ADD, delta)
 
     def assign_sub(
@@ -217,7 +217,7 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
         name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
-        """Subtract from the value; the arguments after it change nothing here."""
+        """Subtract from the value; the other arguments have no effect here."""
         return self._assign(Write.SUB, delta)
 
     @without_mesh
@@ -298,7 +298,7 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
             )
 
     def _admit(self, value: Any) -> Any:
-        """Check a value to be written; return an array, or a Mirrored value as it is."""
+        """Check a value to be written; return an array, or a Mirrored value unchanged."""
         if isinstance(value, Variable):
             value = value.value
         if isinstance(value, PerReplica):
@@ -423,7 +423,7 @@ def describe(name: str, array: jax.Array) -> str:
 
 
 def _describe_divided(variable: Variable) -> str:
-    """Return one line without the value, for which all workers would have to ask."""
+    """Return one line without the value, which all workers would have to gather together."""
     return (
         f"<rx.{type(_container_of(variable)).__name__} {variable.name!r} "
         f"shape={variable.shape} dtype={variable.dtype}, divided over the workers>"
@@ -434,7 +434,7 @@ def _describe_divided(variable: Variable) -> str:
 
 
 def storage_of(variable: Variable) -> Storage:
-    """Return where the arrays of a variable are."""
+    """Return the storage of a variable, which has its arrays."""
     return variable._storage
 
 

@@ -1,4 +1,4 @@
-"""The workers' parts of divided variables, which each of them saves and restores by itself."""
+"""The workers' parts of divided variables, which each worker saves and restores by itself."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Part:
 @final
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """The part that each worker has of a variable.
+    """Each worker's part of a variable.
 
     Args:
       axis: The dimension along which it is divided.
-      bounds: The indices at which the parts begin, in the order of the workers, and the last end.
+      bounds: The indices at which the parts begin, in the order of the workers, and the last ends.
     """
 
     axis: int
@@ -62,9 +62,9 @@ class WorkerParts:
 
 
 def worker_parts(variable: Variable) -> WorkerParts | None:
-    """Return the parts that the workers have of a variable; None if these are not one each.
+    """Return the workers' parts of a variable, or None if not every worker has one part.
 
-    A variable that is divided over the devices of this process is all in one part.
+    A variable that is divided only over the devices of this process is one part.
     """
     storage = storage_of(variable)
     if not isinstance(storage, Divided):
@@ -75,7 +75,7 @@ def worker_parts(variable: Variable) -> WorkerParts | None:
     if not topology.spans_processes:
         return WorkerParts(division.axis, (0, division.size))
     owners = [devices[0].process_index for devices in topology.devices]
-    if owners != sorted(owners):  # their parts are in several pieces
+    if owners != sorted(owners):  # workers' parts are in several pieces
         return None
     replicas = (owners.count(worker) for worker in range(jax.process_count()))
     ends = itertools.accumulate(replicas, initial=0)
@@ -83,7 +83,7 @@ def worker_parts(variable: Variable) -> WorkerParts | None:
 
 
 def own_part(variable: Variable) -> np.ndarray:
-    """Return a copy of what this worker has of a divided variable, without the padding."""
+    """Return a copy of this worker's part of a divided variable, without padding."""
     storage = storage_of(variable)
     assert isinstance(storage, Divided)
     axis = storage.division.axis
@@ -96,7 +96,7 @@ def own_part(variable: Variable) -> np.ndarray:
 
 
 def store_own_part(variable: Variable, numbers: np.ndarray) -> None:
-    """Store what this worker has of a divided variable; all workers must, each its own."""
+    """Store this worker's part of a divided variable; every worker must store its own."""
     storage = storage_of(variable)
     assert isinstance(storage, Divided)
     division, topology = storage.division, storage.topology

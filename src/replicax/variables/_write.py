@@ -1,4 +1,4 @@
-"""The three writes that a variable knows."""
+"""The three writes that a variable supports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, final
 
 @final
 class Write(enum.Enum):
-    """The kinds of writes; the values are the names of the users' methods."""
+    """The kinds of writes; the values are the names of the methods that users call."""
 
     ASSIGN = "assign"
     ADD = "assign_add"

@@ -422,6 +422,14 @@ def test_a_slurm_task_sees_its_own_gpus(environment, variables, arguments, visib
     assert resolver.num_accelerators().get("GPU", 0) == gpus
 
 
+def test_a_slurm_task_without_gpus_of_its_own_is_refused(environment):
+    environment(
+        step("n1", "4", 3, 4) | {"CUDA_VISIBLE_DEVICES": "0,1,2", "SLURM_GPUS_ON_NODE": "4"}
+    )
+    with pytest.raises(ValueError, match="after the first 3, but only 3 are visible"):
+        SlurmClusterResolver().cluster_spec()
+
+
 def test_slurm_gpus_are_counted_where_none_are_named(environment, monkeypatch):
     environment(step("n1", "2", 1, 2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "restored afterwards")

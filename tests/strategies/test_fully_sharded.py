@@ -166,6 +166,33 @@ def test_padding_is_never_seen():
     assert [shard.data.shape for shard in shards] == [(2,)] * 4
 
 
+def test_reductions_of_whole_numbers_and_truths():
+    random = np.random.default_rng(0)
+    numbers = random.integers(0, 2**31 - 1, size=7).astype("i4") | 1
+    strategy = rx.FullyShardedStrategy(cpus(4), variable_partitioner=lambda shape, dtype: [2])
+    with strategy.scope():
+        bits, truths = rx.Variable(numbers), rx.Variable(numbers > 0)
+
+    @rx.function
+    def step():
+        return strategy.run(
+            lambda: (
+                jnp.bitwise_and.reduce(bits.value),
+                jnp.bitwise_or.reduce(bits.value),
+                jnp.all(truths.value),
+                jnp.any(~truths.value),
+                jnp.max(bits.value),
+                jnp.sum(bits.value % 7),
+            )
+        )
+
+    expected = (
+        np.bitwise_and.reduce(numbers), np.bitwise_or.reduce(numbers), True, False,
+        numbers.max(), (numbers % 7).sum(),
+    )  # fmt: skip
+    assert [int(value.values[1]) for value in step()] == [int(value) for value in expected]
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype", "part"),
     [

@@ -66,6 +66,10 @@ def test_where_devices_are_missing_the_others_are_taken_in_order():
     assert assignment.coordinates(1, 0) == (0, 1, 0, 0)
     with pytest.raises(ValueError, match=r"2 device\(s\) of the mesh are missing"):
         DeviceAssignment.build(degraded, [1, 1, 1, 2], num_replicas=4)
+    with pytest.raises(ValueError, match="of a mesh with missing devices"):
+        DeviceAssignment.build(
+            degraded, [1, 1, 1, 2], num_replicas=3, device_order_mode=DeviceOrderMode.RING
+        )
     with pytest.raises(ValueError, match="without a stride"):
         DeviceAssignment.build(degraded, computation_stride=[2, 1, 1, 1])
 

@@ -9,12 +9,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from replicax._jax_compat import jaxprs_within, users_line_of
 from replicax.errors import CollectiveMismatch
-from replicax.execution._varying import Level, names_axis, runs_in, visit_run
-from replicax.topology import REPLICA_AXIS
+from replicax.execution._varying import Level, communicates, runs_in, visit_run
 
 _CONDITIONAL = ("cond", "while")
-# These name the axis but do not communicate.
-_SILENT = frozenset({"axis_index", "pvary", "pcast"})
 
 
 def refuse_divergence(program: Jaxpr | ClosedJaxpr) -> None:
@@ -24,7 +21,7 @@ def refuse_divergence(program: Jaxpr | ClosedJaxpr) -> None:
     """
 
     def visit(equation: JaxprEqn, level: Level, parting: JaxprEqn | None) -> None:
-        if parting is not None and _communicates(equation):
+        if parting is not None and communicates(equation):
             raise CollectiveMismatch(
                 f"A collective over the replicas (`{equation.primitive.name}`) is in a `lax.cond`, "
                 f"`lax.switch` or `lax.while_loop`{users_line_of(parting)} whose condition may "
@@ -40,14 +37,10 @@ def refuse_divergence(program: Jaxpr | ClosedJaxpr) -> None:
             visit_run(run, visit)
 
 
-def _communicates(equation: JaxprEqn) -> bool:
-    return equation.primitive.name not in _SILENT and names_axis(equation, REPLICA_AXIS)
-
-
 def _has_conditional_collective(jaxpr: Jaxpr | ClosedJaxpr, conditional: bool = False) -> bool:
     """Tell whether any collective is under a condition; the full check takes longer than this."""
     return any(
-        (conditional and _communicates(equation))
+        (conditional and communicates(equation))
         or any(
             _has_conditional_collective(
                 inner, conditional or equation.primitive.name in _CONDITIONAL

@@ -51,7 +51,7 @@ from replicax.execution._loops import (
 )
 from replicax.execution._part_rules import Rule, is_filling, rule_for
 from replicax.execution._ref_values import Cell, in_cells, unpacked
-from replicax.execution._varying import STATE, Level, levels
+from replicax.execution._varying import STATE, Level, levels, sums_over_replicas
 from replicax.topology import REPLICA_AXIS
 from replicax.variables import (
     Division,
@@ -276,7 +276,7 @@ class _Demands:
                     self._want(atom, division)
                 return
         self.whole.update(wanted)
-        if equation.primitive.name in _REDUCTIONS and not has_side_effects(equation):
+        if _op_of(equation) is not None and not has_side_effects(equation):
             operand = equation.invars[0]
             if self.available is None:
                 return
@@ -450,7 +450,9 @@ class _Values:
     def _reduced(self, equation: JaxprEqn, division: Division) -> jax.Array:
         """Return the result of a reduction whose operand is available in parts."""
         axes = equation.params["axes"]
-        reduction = reduction_of(_REDUCTIONS[equation.primitive.name])
+        op = _op_of(equation)
+        assert op is not None
+        reduction = reduction_of(op)
         part = self._part_of(equation.invars[0], division)
         if division.axis not in axes:
             (own,) = apply_equation(equation, [part])
@@ -460,24 +462,21 @@ class _Values:
             place = jax.lax.broadcasted_iota(jnp.int32, part.shape, division.axis)
             place += jax.lax.axis_index(REPLICA_AXIS) * division.chunk
             nothing = jnp.asarray(reduction.identity(part.dtype), part.dtype)
-            if equation.primitive.name == "reduce_and":
-                nothing = jnp.ones((), part.dtype)
             part = jnp.where(place < division.size, part, nothing)
         (own,) = apply_equation(equation, [part])
         # The sum of a variable's parts is not a sum of the replicas' results.
         return checkpoint_name(_across(reduction.across, own), STATE)
 
 
+def _op_of(equation: JaxprEqn) -> ReduceOp | None:
+    """Return the op that combines what replicas reduce their parts to; None if there is none."""
+    name = equation.primitive.name
+    if name in ("reduce_and", "reduce_or") and equation.invars[0].aval.dtype != jnp.bool_:
+        return None  # They combine the bits of integers.
+    return _REDUCTIONS.get(name)
+
+
 def _across(across: Callable[[jax.Array, str], jax.Array] | None, own: jax.Array) -> jax.Array:
     assert across is not None
     numbers = own.astype(np.int32) if own.dtype == jnp.bool_ else own
     return across(numbers, REPLICA_AXIS).astype(own.dtype)
-
-
-def sums_over_replicas(equation: JaxprEqn) -> bool:
-    """Tell whether an equation is a sum over all replicas."""
-    return (
-        equation.primitive.name == "psum"
-        and tuple(equation.params["axes"]) == (REPLICA_AXIS,)
-        and equation.params["axis_index_groups"] is None
-    )

@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from replicax._jax_compat import apply_equation, without_constants
 from replicax.collectives import PackRules, in_packs
-from replicax.execution._varying import Level, levels, names_axis
+from replicax.execution._varying import Level, levels, names_axis, sums_over_replicas
 from replicax.topology import REPLICA_AXIS
 
 
@@ -61,7 +61,9 @@ class JoinedSums:
             if highest is Level.VARYING:
                 varying.add(id(equation))
 
-        outputs = levels(self._jaxpr, split, REPLICA_AXIS, visit)
+        # In JAX 0.12, the inputs of a jaxpr without its constants begin with theirs.
+        constants = [False] * (len(self._jaxpr.invars) - len(split))
+        outputs = levels(self._jaxpr, [*constants, *split], REPLICA_AXIS, visit)
         sums = [
             number
             for number, equation in enumerate(self._jaxpr.eqns)
@@ -120,9 +122,7 @@ class JoinedSums:
 
     def _is_sum(self, equation: JaxprEqn) -> bool:
         return (
-            equation.primitive.name == "psum"
-            and tuple(equation.params["axes"]) == (REPLICA_AXIS,)
-            and equation.params["axis_index_groups"] is None
+            sums_over_replicas(equation)
             and len(equation.invars) == 1
             and isinstance(equation.invars[0], Var)
             and _bytes(equation.invars[0]) <= self._rules.small

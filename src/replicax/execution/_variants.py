@@ -28,11 +28,18 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from replicax._jax_compat import apply_equation, calls_python, jaxprs_within, without_constants
+from replicax._jax_compat import (
+    apply_equation,
+    calls_python,
+    closed_jaxpr,
+    jaxprs_within,
+    without_constants,
+)
 from replicax._typing import Nest
 from replicax.execution._cache_key import is_paddable
 from replicax.execution._iterator_elements import NotOneProgram
 from replicax.execution._ref_values import in_cells, unpacked
+from replicax.execution._varying import communicates
 from replicax.topology import REPLICA_AXIS
 from replicax.values import Shape, largest_of
 
@@ -51,8 +58,6 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-# These name the axis but do not communicate.
-_SILENT = ("axis_index", "pvary", "pcast")
 
 Arrays = list[jax.Array]
 _Steps = Generator[tuple[Any, Arrays], Arrays, Arrays]
@@ -244,7 +249,7 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Nest], shared: _Shared) -
         results = in_cells(equation, operands)
         if results is not None:
             pass
-        elif _communicates(equation):
+        elif communicates(equation):
             results = yield equation, operands
         elif not _is_opened(equation):
             results = shared.apply(equation, [unpacked(operand) for operand in operands])
@@ -252,7 +257,7 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Nest], shared: _Shared) -
             called = equation.params.get(_CALLS.get(equation.primitive.name, ""))
             if called is None:
                 raise NotOneProgram  # in a loop or a branch
-            results = yield from _evaluate(_closed(called), operands, shared)
+            results = yield from _evaluate(closed_jaxpr(called), operands, shared)
         values.update(zip(equation.outvars, results, strict=True))
     return [read(variable) for variable in jaxpr.outvars]
 
@@ -268,23 +273,8 @@ def _is_opened(equation: JaxprEqn) -> bool:
     )
 
 
-def _closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
-    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
-
-
-def _communicates(equation: JaxprEqn) -> bool:
-    if equation.primitive.name in _SILENT:
-        return False
-    for parameter in ("axes", "axis_name"):
-        names = equation.params.get(parameter, ())
-        names = names if isinstance(names, (tuple, list, frozenset, set)) else (names,)
-        if any(isinstance(name, str) and name == REPLICA_AXIS for name in names):
-            return True
-    return False
-
-
 def _communicates_within(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
     return any(
-        _communicates(equation) or any(map(_communicates_within, jaxprs_within(equation.params)))
+        communicates(equation) or any(map(_communicates_within, jaxprs_within(equation.params)))
         for equation in jaxpr.eqns
     )

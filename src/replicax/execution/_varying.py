@@ -42,6 +42,8 @@ _CALLS = frozenset(
         "shard_map",
     }
 )
+# These name the axis but do not communicate.
+_SILENT = frozenset({"axis_index", "pvary", "pcast"})
 # Values from the host, or from a device's own state, may differ on every replica.
 _FROM_OUTSIDE = ("callback", "infeed", "rng_uniform")
 
@@ -85,6 +87,20 @@ def names_axis(equation: JaxprEqn, axis: str) -> bool:
     """Tell whether an equation names an axis, as a collective or `axis_index` does."""
     axes = equation.params.get("axes", equation.params.get("axis_name", ()))
     return axis in (axes if isinstance(axes, (tuple, list)) else (axes,))
+
+
+def communicates(equation: JaxprEqn) -> bool:
+    """Tell whether an equation is a collective over the replicas."""
+    return equation.primitive.name not in _SILENT and names_axis(equation, REPLICA_AXIS)
+
+
+def sums_over_replicas(equation: JaxprEqn) -> bool:
+    """Tell whether an equation is a sum over all replicas."""
+    return (
+        equation.primitive.name == "psum"
+        and tuple(equation.params["axes"]) == (REPLICA_AXIS,)
+        and equation.params["axis_index_groups"] is None
+    )
 
 
 def varying_outputs(

@@ -95,13 +95,15 @@ class DeviceAssignment:
             _checked_count(num_replicas),
         )
         order = _checked_order(device_order_mode)
-        if topology.missing_devices.size:
-            return cls(topology, blocks.in_order_of_tasks())
-        if order is DeviceOrderMode.RING and not blocks.can_form_rings:
+        missing = topology.missing_devices.size
+        if order is DeviceOrderMode.RING and (missing or not blocks.can_form_rings):
             raise InvalidArgument(
                 "`DeviceOrderMode.RING` needs replicas of whole chips that fill the mesh, without "
-                f"a stride; got {blocks}. Use `DeviceOrderMode.AUTO`."
+                f"a stride; got {blocks}{', of a mesh with missing devices' if missing else ''}. "
+                "Use `DeviceOrderMode.AUTO`."
             )
+        if missing:
+            return cls(topology, blocks.in_order_of_tasks())
         rings = blocks.can_form_rings and order is not DeviceOrderMode.MESH
         return cls(topology, blocks.as_rings() if rings else blocks.as_mesh())
 

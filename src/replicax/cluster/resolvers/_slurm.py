@@ -137,7 +137,15 @@ class SlurmClusterResolver(ClusterResolver):
         # --gpus-per-task`) or by an earlier call.
         if self._gpus_per_task and len(visible) > self._gpus_per_task:
             start = self._index_on_node * self._gpus_per_task
-            os.environ[_VISIBLE_GPUS] = ",".join(visible[start : start + self._gpus_per_task])
+            own = visible[start : start + self._gpus_per_task]
+            if len(own) < self._gpus_per_task:
+                raise ClusterError(
+                    f"Task {self._index_on_node} of this machine is to have {self._gpus_per_task} "
+                    f"GPUs after the first {start}, but only {len(visible)} are visible "
+                    f"({','.join(visible)}). Ask Slurm for as many GPUs as the tasks of a machine "
+                    "use, or set `gpus_per_task`."
+                )
+            os.environ[_VISIBLE_GPUS] = ",".join(own)
 
 
 def expand_nodes(text: str) -> list[str]:

@@ -83,7 +83,7 @@ def test_a_damaged_part_is_refused(results, tmp_path):
     directory = results[0]
     checkpoint = make(rx.MirroredStrategy(cpus(1)))
     before = checkpoint.weight.numpy().tolist()
-    for damage, message in (("missing", "parts-1 in it is missing"), ("other", "by the manifest")):
+    for damage, message in (("missing", "parts-1 in it is missing"), ("other", "of another save")):
         path = tmp_path / damage
         shutil.copytree(directory / "divided-1", path)
         shutil.rmtree(path / "parts-1")

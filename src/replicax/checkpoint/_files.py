@@ -75,7 +75,7 @@ def write_into(place: Path, arrays: Mapping[str, np.ndarray], manifest: Manifest
     return written
 
 
-def publish(written: Path, path: Path, replaces: bool) -> None:
+def publish(written: Path, path: Path, replaces: bool, *, flushes: bool = True) -> None:
     """Give a checkpoint that was written in a workplace its name."""
     _bring_to_disk(written)
     if replaces and path.exists():
@@ -84,7 +84,8 @@ def publish(written: Path, path: Path, replaces: bool) -> None:
         path.rename(written.with_name(_REPLACED))
     # This fails if something with this name exists by now.
     written.rename(path)
-    _bring_to_disk(path.parent, deep=False)
+    if flushes:
+        _bring_to_disk(path.parent, deep=False)
 
 
 @contextlib.contextmanager
@@ -101,15 +102,6 @@ def workplace(path: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(place, ignore_errors=True)
             return
-
-
-def is_being_written(path: Path) -> bool:
-    """Return whether a process is writing a checkpoint that will have this path."""
-    for place in path.parent.glob(f"{glob.escape(path.name + _WRITING)}*"):
-        with _locked(place) as locked:
-            if locked is False or (locked is None and not _is_old(place)):
-                return True
-    return False
 
 
 @contextlib.contextmanager

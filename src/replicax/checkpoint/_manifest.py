@@ -111,6 +111,7 @@ class Manifest:
       values: Plain Python values.
       positions: The positions of iterators.
       run_calls: The number of calls that a `PreemptionCheckpointHandler` had made by then.
+      save_id: The name of this save, which the manifests of its parts have too; None without parts.
     """
 
     saves: int
@@ -119,6 +120,7 @@ class Manifest:
     values: Mapping[str, Plain]
     positions: Mapping[str, Position]
     run_calls: int = 0
+    save_id: str | None = None
 
     def with_checksums(self, arrays: Mapping[str, np.ndarray]) -> Manifest:
         facts = {
@@ -176,6 +178,7 @@ class Manifest:
         values: Json,
         positions: Json,
         run_calls: Json = 0,
+        save_id: Json = None,
     ) -> Manifest:
         for name, count, least in (
             ("saves", saves, 0),
@@ -183,6 +186,7 @@ class Manifest:
             ("run_calls", run_calls, 0),
         ):
             _require(_is_count(count, least), f"{name!r} is no count")
+        _require(save_id is None or isinstance(save_id, str), "'save_id' is no name")
         for key, value in values.items():
             _require(type(value) in _PLAIN, f"the value {key!r} is no plain value")
         return cls(
@@ -192,6 +196,7 @@ class Manifest:
             dict(values),
             {key: _checked_position(key, workers, **each) for key, each in positions.items()},
             run_calls,
+            save_id,
         )
 
     @property

@@ -7,9 +7,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
-MANIFEST, ARRAYS = "manifest", "arrays"  # the parts of a checkpoint
+MANIFEST, ARRAYS = "manifest", "arrays"  # the items of a checkpoint
+_ON_HOST = "pinned_host"
 
 
 def checkpointer_here() -> Any:
@@ -60,10 +67,12 @@ def writable(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         return arrays
     everywhere = [jax.local_devices(process_index=i)[0] for i in range(jax.process_count())]
     mesh = Mesh(np.array(everywhere), ("process",), axis_types=(AxisType.Auto,))
-    copies = NamedSharding(mesh, PartitionSpec())
+    # In the host's memory: all parts of this worker may be too large for one of its devices.
+    copies = NamedSharding(mesh, PartitionSpec(), memory_kind=_ON_HOST)
+    here = SingleDeviceSharding(jax.local_devices()[0], memory_kind=_ON_HOST)
     return {
         key: jax.make_array_from_single_device_arrays(
-            array.shape, copies, [jax.device_put(array, jax.local_devices()[0])]
+            array.shape, copies, [jax.device_put(array, here)]
         )
         for key, array in arrays.items()
     }

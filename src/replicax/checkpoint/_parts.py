@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import final
 
@@ -21,12 +22,20 @@ import numpy as np
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._failures import reason
 from replicax.checkpoint._manifest import ArrayFacts, Manifest
-from replicax.checkpoint._workers import SAVING, all_gather, on_all_workers, this_worker
+from replicax.checkpoint._workers import (
+    SAVING,
+    all_gather,
+    has_ended,
+    on_all_workers,
+    this_worker,
+    worker_name,
+)
 from replicax.errors import InvalidCheckpoint, SaveFailed
 from replicax.variables import Part, Ranges, WorkerParts
 
 Arrays = Mapping[str, np.ndarray]
 
+_WORKER = "worker"  # in the manifest of a part: whose it is
 _FAILED = "failed"  # the suffix of the file in which a worker says why it could not write its part
 _VISIBLE_SECONDS = 20.0  # the time for other machines to see a new directory
 _BATCH_BYTES = 256 * 2**20  # read at once, although only a part of them is kept
@@ -88,13 +97,18 @@ class SharedWorkplace:
             key: manifest.arrays[key].of_part(_parts_of(manifest, key).of(self._own))
             for key in parts
         }
-        own = Manifest(manifest.saves, manifest.workers, facts, {}, {})
+        manifest = replace(manifest, save_id=self._place.name)
+        whose = {_WORKER: self._own}
+        own = Manifest(manifest.saves, manifest.workers, facts, whose, {}, 0, manifest.save_id)
         try:
             written = files.write_into(self._own_place, parts, own)
-            files.publish(written, self._place / _name(self._own), replaces=False)
+            # The first worker flushes the directory, and may have removed it by then.
+            files.publish(written, self._place / _name(self._own), replaces=False, flushes=False)
         except BaseException as error:
             with suppress(OSError):
-                (self._place / f"{_name(self._own)}.{_FAILED}").write_text(reason(error))
+                said = self._own_place / _FAILED
+                said.write_text(reason(error))
+                said.rename(self._place / f"{_name(self._own)}.{_FAILED}")
             raise
         if not self._own:
             written = files.write_into(self._place, arrays, manifest)
@@ -106,12 +120,14 @@ class SharedWorkplace:
     def _await(self, worker: int) -> None:
         """Wait until a worker has written its part; raise if it has ended without doing so."""
         part = self._place / _name(worker)
+        failure = part.with_name(f"{part.name}.{_FAILED}")
         while not files.is_there(part):
-            # The order matters: a part that is no longer being written may be there by now.
-            if not files.is_being_written(part) and not files.is_there(part):
-                failure = part.with_name(f"{part.name}.{_FAILED}")
-                why = failure.read_text() if failure.exists() else "it has ended before that"
-                raise SaveFailed(f"worker {worker} has not written its part: {why}")
+            # Not by its lock, which another machine need not see. The order matters: a worker
+            # that has ended may have written its part before.
+            failed, ended = files.is_there(failure), has_ended(worker)
+            if (failed or ended) and not files.is_there(part):
+                why = failure.read_text() if failed else "it has ended before that"
+                raise SaveFailed(f"{worker_name(worker)} has not written its part: {why}")
             time.sleep(0.02)
 
 
@@ -151,6 +167,8 @@ def _assembled(
     path: Path, manifest: Manifest, wanted: Mapping[str, Part | None]
 ) -> dict[str, np.ndarray]:
     """Return arrays, or parts of them, put together from the parts that workers have written."""
+    if not wanted:
+        return {}
     ranges = {
         key: [(0, size) for size in manifest.arrays[key].shape]
         if part is None
@@ -174,6 +192,9 @@ def _assembled(
         if not files.is_checkpoint(directory):
             raise InvalidCheckpoint(files.unusable(path, f"{directory.name} in it is missing"))
         parts = files.read_manifest(directory)
+        if (parts.save_id, parts.values.get(_WORKER)) != (manifest.save_id, worker):
+            problem = f"{directory.name} in it is of another save, or of another worker"
+            raise InvalidCheckpoint(files.unusable(path, problem))
         for key in overlaps:
             expected = manifest.arrays[key].of_part(_parts_of(manifest, key).of(worker))
             _require_part(path, directory.name, key, expected, parts.arrays.get(key))

@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from replicax import cluster
 from replicax.checkpoint import _files as files
 from replicax.checkpoint._entries import ArrayEntry
+from replicax.checkpoint._failures import reason
 from replicax.checkpoint._inventory import Inventory
 from replicax.checkpoint._manifest import ArrayFacts, Manifest, Position, is_key
 from replicax.checkpoint._parts import SharedWorkplace
@@ -242,7 +243,10 @@ def begin(
 
     if divided:
         parts = {key: arrays.pop(key) for key in divided}
-        workplace = SharedWorkplace(path, prepare)
+        try:
+            workplace = SharedWorkplace(path, prepare)
+        except (OSError, CheckpointError) as error:
+            raise SaveFailed(f"No checkpoint can be saved: {reason(error)}.") from error
 
         def write_together() -> None:
             with closing(workplace):

@@ -38,6 +38,12 @@ def worker_name(worker: int) -> str:
     return "this process" if session is None else session.members.names[worker]
 
 
+def has_ended(worker: int) -> bool:
+    """Return whether it is known that a worker takes no part any more."""
+    session = cluster.session()
+    return session is not None and session.has_ended(worker)
+
+
 def on_all_workers(what: str, action: Callable[[], Result], label: str = RESTORING) -> Result:
     """Call `action` and return its result; if it fails on one worker, raise on all of them."""
     result, failure = None, None

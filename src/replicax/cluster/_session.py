@@ -238,6 +238,10 @@ class Session:
         own = lines[place][:_LONGEST_LINE] if place < len(lines) else ""
         return self.all_gather(f"showing line {place} of {label}", own)
 
+    def has_ended(self, worker: int) -> bool:
+        """Return whether it is known that a worker takes no part any more."""
+        return worker in self._link.ended
+
     def put_input(self, topic: str, value: object) -> Exchange:
         """Publish a value to all workers, without waiting for theirs; for prefetching threads."""
         return self._link.put(topic, "the input of a step", value)

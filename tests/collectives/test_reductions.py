@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import cpus
 from support import components_equal, equal, per_replica, shares
 
 import replicax as rx
@@ -365,3 +366,17 @@ def test_reduce_scatter_of_what_cannot_be_divided(two, shape, axis, expected):
     ):
         with pytest.raises(ValueError, match=expected):
             use()
+
+
+@pytest.mark.parametrize("op", [rx.ReduceOp.MAX, rx.ReduceOp.MIN])
+def test_a_nan_is_what_was_chosen(op, execution):
+    strategy = rx.MirroredStrategy(cpus(4))
+    x = strategy.experimental_distribute_values_from_function(
+        lambda context: np.float32([1, np.nan, 2, 0][context.replica_id_in_sync_group])
+    )
+
+    def step(x):
+        return jax.grad(lambda x: rx.get_replica_context().all_reduce(op, x))(x)
+
+    gradients = strategy.experimental_local_results(strategy.run(step, args=(x,)))
+    assert [float(each) for each in gradients] == [0, 4, 0, 0]

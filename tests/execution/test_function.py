@@ -916,3 +916,21 @@ def test_a_compiled_method_given_to_run_is_compiled(two):
         components_equal(two, result, [2.0, 4.0])
     assert model.step.tracing_count == 1
     assert model.calls == 1
+
+
+def test_numbers_that_are_equal_and_not_the_same_have_programs_of_their_own():
+    signed = rx.function(lambda x, sign: jnp.copysign(x, sign))
+    one = np.float32(1)
+    assert [float(signed(one, sign)) for sign in (0.0, -0.0, 0.0)] == [1.0, -1.0, 1.0]
+    for _ in range(3):
+        signed(one, float("nan"))
+    assert signed.tracing_count == 3
+
+
+def test_an_update_without_a_variable_in_a_function(two):
+    devices = two.extended.worker_devices
+    function = rx.function(
+        lambda x: two.extended.update_non_slot(devices, lambda device: device * 2, args=(x,))
+    )
+    for copy_of_it in two.experimental_local_results(function(jnp.ones(2))):
+        equal(copy_of_it, [2, 2])

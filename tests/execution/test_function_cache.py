@@ -104,3 +104,25 @@ def test_run_is_on_the_stack_once_where_a_function_runs_eagerly_after_all(two):
     words = per_replica(two, ["one", "three"])
     two.run(rx.function(step), args=(words,))
     assert seen == {1}
+
+
+def test_a_function_captured_twice_is_the_same_each_round():
+    cache = FunctionCache(Compiled, by_closure, "changed {} times")
+
+    def made():
+        def loss(x):
+            return x
+
+        def metric(x):
+            return loss(x) * 2
+
+        return lambda x: loss(x) + metric(x)
+
+    def recursive():
+        def count(x):
+            return count(x - 1) if x else 0
+
+        return count
+
+    assert cache.compiled(made()) is cache.compiled(made())
+    assert cache.compiled(recursive()) is cache.compiled(recursive())

@@ -1,5 +1,6 @@
 """State divided over the replicas: the numbers of mirrored state, in a fraction of the memory."""
 
+import copy
 import re
 from collections import Counter
 from contextlib import nullcontext
@@ -423,4 +424,65 @@ def test_checkpoints_of_state_in_blocks(tmp_path):
 def test_a_partitioner_names_one_dimension():
     strategy = rx.FullyShardedStrategy(cpus(2), variable_partitioner=lambda *_: [2, 2])
     with strategy.scope(), pytest.raises(ValueError, match=r"at most one.*got \[2, 2\]"):
+        rx.Variable(np.ones((4, 4)))
+
+
+def in_rows(shape, dtype):
+    return [4, *[1] * (len(shape) - 1)] if shape and shape[0] > 1 else [1] * len(shape)
+
+
+def test_update_leaves_parts_and_refuses_copies_that_differ():
+    strategy = rx.FullyShardedStrategy(cpus(4), variable_partitioner=in_rows)
+    with strategy.scope():
+        variable = rx.Variable(np.arange(8, dtype="f"))
+    strategy.extended.update(variable, lambda copy, x: copy.assign_add(x), args=(np.ones(8, "f"),))
+    assert storage_of(variable).stored.parts is not None
+    equal(variable.numpy(), np.arange(8) + 1)
+    differ = strategy.experimental_distribute_values_from_function(
+        lambda context: np.full(8, context.replica_id_in_sync_group, "f")
+    )
+    with pytest.raises(rx.errors.CopiesDiffer, match="the same for all"):
+        strategy.extended.update(variable, lambda copy, x: copy.assign(x), args=(differ,))
+    equal(variable.numpy(), np.arange(8) + 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_copies_that_are_no_number_are_equal(dtype):
+    strategy = rx.FullyShardedStrategy(cpus(4), variable_partitioner=in_rows)
+    with strategy.scope():
+        variable = rx.Variable(jnp.full(8, jnp.nan, dtype))
+    strategy.extended.update(variable, lambda copy: copy.assign(copy.value))
+    assert np.isnan(np.asarray(variable.numpy(), "f")).all()
+
+
+def test_a_copied_optimizer_has_slots_that_are_divided_like_the_variable():
+    strategy = rx.FullyShardedStrategy(cpus(4))
+    with strategy.scope():
+        weight = rx.Variable(np.ones((16, 1024), "f"))  # 64 KiB; a slot in 16 bits has less
+        optimizer = rx.Optimizer(optax.adam(1e-3, mu_dtype=jnp.bfloat16))
+
+    def step(weight, optimizer):
+        return strategy.run(lambda: optimizer.minimize(lambda: (weight.value**2).sum(), [weight]))
+
+    step(weight, optimizer)
+    other_weight, other = copy.deepcopy([weight, optimizer])
+    step(weight, optimizer)
+    step(other_weight, other)
+    equal(other_weight.numpy(), weight.numpy())
+    assert layouts(other.variables) == layouts(optimizer.variables)
+
+
+def test_arrays_without_elements_stay_whole():
+    strategy = rx.FullyShardedStrategy(cpus(4), variable_partitioner=lambda *_: [4, 1])
+    with strategy.scope():
+        empty = rx.Variable(np.ones((8, 0), "f"), aggregation="MEAN")
+    strategy.run(rx.function(lambda: empty.assign(empty + 1)))
+    assert layouts([empty]) == [StateLayout.REPLICATED]
+    assert empty.numpy().shape == (8, 0)
+
+
+@pytest.mark.parametrize("counts", [None, [2.0, 1.0], [True, True], [2], [0, 1]])
+def test_what_a_partitioner_returns_is_checked(counts):
+    strategy = rx.FullyShardedStrategy(cpus(2), variable_partitioner=lambda *_: counts)
+    with strategy.scope(), pytest.raises(ValueError, match="`variable_partitioner` returns"):
         rx.Variable(np.ones((4, 4)))

@@ -24,7 +24,8 @@ class Reduction:
     """The meaning of one `ReduceOp`.
 
     Args:
-      combine: Combines an array along axes that have elements. Its gradient is that of the op.
+      combine: Combines an array along axes that have elements. Its gradient is that of the op,
+        unless that `chooses`.
       identity: Returns, for a dtype, the number that changes nothing: the share of a replica
         without rows.
       dtype: Returns the dtype of the result, given that of the values.
@@ -41,6 +42,7 @@ class Reduction:
       linear: Whether the gradient is the same reduction of the replicas' gradients.
       repeatable: Whether a value combined with itself is that value.
       needs_elements: Whether a result needs at least one element.
+      chooses: Whether the result is one of the values, which share the gradient if they are equal.
     """
 
     combine: Callable[[jax.Array, Axes], jax.Array]
@@ -55,6 +57,7 @@ class Reduction:
     linear: bool = False
     repeatable: bool = False
     needs_elements: bool = False
+    chooses: bool = False
 
     def part(self, array: jax.Array, axes: Axes) -> jax.Array:
         """Return one replica's contribution to a reduction over `axes`, even if it has no rows.
@@ -85,6 +88,10 @@ class Reduction:
 
     def gradient(self, components: jax.Array, cotangent: jax.Array) -> jax.Array:
         """Return the gradients of all replicas, stacked like their components."""
+        if self.chooses:
+            # NaNs are what was chosen. `jnp.max` has no gradient there: it divides zero by zero.
+            chosen = (components == self.combine(components, (0,))) | jnp.isnan(components)
+            return cotangent * chosen / chosen.sum(0)
         _, pullback = jax.vjp(lambda stacked: self.combine(stacked, (0,)), components)
         return pullback(cotangent)[0]
 
@@ -199,6 +206,7 @@ REDUCTIONS: dict[ReduceOp, Reduction] = {
         across=_max_across,
         repeatable=True,
         needs_elements=True,
+        chooses=True,
     ),
     ReduceOp.MIN: Reduction(
         combine=_min,
@@ -207,5 +215,6 @@ REDUCTIONS: dict[ReduceOp, Reduction] = {
         across=_min_across,
         repeatable=True,
         needs_elements=True,
+        chooses=True,
     ),
 }

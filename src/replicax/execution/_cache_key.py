@@ -360,7 +360,7 @@ class _IteratorKey:
 class _Static:
     """A Python value that a program was made for: compared by value if possible, or by identity."""
 
-    __slots__ = ("_by_identity", "_hash", "_value")
+    __slots__ = ("_by_identity", "_compared", "_hash", "_value")
 
     def __init__(self, value: Any) -> None:
         plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
@@ -371,7 +371,10 @@ class _Static:
             self._hash = id(value)
             self._value: Any = _reference(value)
         else:
-            self._hash = hash((type(value), value))
+            # By its `repr`, 0.0 is not -0.0, and NaN is NaN.
+            number = isinstance(value, (float, complex))
+            self._compared = (type(value), repr(value) if number else value)
+            self._hash = hash(self._compared)
             self._value = value
 
     def __hash__(self) -> int:
@@ -380,11 +383,10 @@ class _Static:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Static) or self._by_identity != other._by_identity:
             return False
-        mine, yours = self._value, other._value
         if self._by_identity:
-            mine, yours = mine(), yours()
+            mine, yours = self._value(), other._value()
             return mine is yours and mine is not None
-        return type(mine) is type(yours) and mine == yours
+        return self._compared == other._compared
 
     def __repr__(self) -> str:
         return repr(self._value() if self._by_identity else self._value)

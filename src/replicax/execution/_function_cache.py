@@ -111,11 +111,14 @@ class _Closure:
             arguments = [*value.args, *itertools.chain.from_iterable(value.keywords.items())]
             parts = tuple(self.key_of(part) for part in arguments)
             return "partial", self.key_of(value.func), parts
-        if isinstance(value, types.FunctionType) and value not in self._within:
+        if isinstance(value, types.FunctionType):
+            if value in self._within:  # it is recursive
+                return "within", self._within.index(value)
             self._within.append(value)
-            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            defaults = (*(value.__defaults__ or ()), *sorted((value.__kwdefaults__ or {}).items()))
             captured = (contents_of(cell) for cell in value.__closure__ or ())
             parts = tuple(self.key_of(part) for part in (*defaults, *captured))
+            self._within.pop()
             return value.__code__, self._by_id(value.__globals__), parts
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
             return type(value), repr(value)  # `repr` tells -0.0 from 0.0

@@ -16,7 +16,14 @@ from replicax.collectives import regroup
 from replicax.errors import InvalidArgument
 from replicax.topology import DeviceOrSharding, Topology
 from replicax.values import Mirrored, PerReplica, place
-from replicax.variables import Variable, all_or_nothing, require_equal_copies
+from replicax.variables import (
+    Variable,
+    all_or_nothing,
+    require_equal_copies,
+    set_state,
+    state_of,
+    storage_of,
+)
 
 if TYPE_CHECKING:
     from replicax.strategies._strategy import Strategy
@@ -51,7 +58,9 @@ class Update:
         # Several replicas may share one copy, which then belongs to the first of them.
         a_copy_each = len(self.devices) == len(self._topology.local_replicas)
         differ = per_replica and a_copy_each and self._topology.num_replicas > 1
-        if frame.program is None:
+        if frame.program is not None:
+            frame.program.note(self._topology)
+        else:
             return self._grouped(self._for_each_copy(frame, arguments, self.devices), differ)
         if not frame.program.inside:
             if differ:
@@ -98,6 +107,9 @@ class Update:
                     results.append(self.fn(*args, **kwargs))
             assert frame.transaction is not None
             require_equal_copies(frame.transaction.written, f"`{self.method}`")
+            if frame.program is None:
+                for variable in frame.transaction.written:
+                    set_state(variable, storage_of(variable).settled(state_of(variable)))
         return results
 
     def _grouped(self, results: list[Nest], differ: bool) -> Nest:

@@ -130,9 +130,10 @@ def hint_of_whole_state(strategy: Strategy, table: VariableTable) -> None:
     more = [f"{len(largest) - _NAMED} more"] if len(largest) > _NAMED else []
     hint(
         f"{strategy!r} keeps {of_bytes(kept)} of its state, {of_share(kept / state)}, whole on "
-        f"every device: {', '.join(named + more)}. Variables of Keras and Flax are not divided, "
-        "nor are those under 64 KiB, or those that the `variable_partitioner` leaves in one part. "
-        "Make large ones with `rx.Variable`, or give a `variable_partitioner` that divides more."
+        f"every device: {', '.join(named + more)}. Whole are variables under 64 KiB, those "
+        "that the `variable_partitioner` leaves in one part, and those of Keras or Flax that have "
+        "no dimension that divides by the number of replicas, or that several workers share. Give "
+        "a `variable_partitioner` that divides more, or such variables other dimensions."
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -110,7 +111,7 @@ def division_of(
     else:
         axes = range(len(shape))
         axis = max(axes, key=lambda i: (per_part[i] == 1, shape[i] % parts == 0, shape[i]))
-    if axis is None or shape[axis] < 2:
+    if axis is None or shape[axis] < 2 or not math.prod(shape):
         return None
     division = Division(axis, shape[axis], parts)
     return None if division.chunk % per_part[axis] else division
@@ -120,14 +121,20 @@ def _chosen_by(
     partitioner: VariablePartitioner, shape: tuple[int, ...], dtype: np.dtype
 ) -> int | None:
     """Return the dimension that `partitioner` divides into several parts, if there is one."""
-    counts = list(partitioner(shape, dtype))
-    axes = [axis for axis, count in enumerate(counts) if count != 1]
-    if len(counts) != len(shape) or len(axes) > 1 or min(counts, default=1) < 1:
+    counts = partitioner(shape, dtype)
+    fits = isinstance(counts, Sequence) and len(counts) == len(shape)
+    fits = fits and all(_is_count(count) for count in counts)
+    axes = [axis for axis, count in enumerate(counts) if count != 1] if fits else []
+    if not fits or len(axes) > 1:
         raise InvalidArgument(
             "A `variable_partitioner` returns the number of parts for each dimension, of which at "
             f"most one is greater than 1; got {described(counts)} for a variable of shape {shape}."
         )
     return axes[0] if axes else None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value > 0
 
 
 _GATHER, _GATHER_ONCE = "replicax_gather", "replicax_gather_once"

@@ -113,6 +113,10 @@ class Storage(ABC):
         """Store a state, parts of which other code may hold."""
         self.stored, self.exclusive = state, False
 
+    def settled(self, state: State) -> State:
+        """Return the state to keep once `update` has written every copy."""
+        return state
+
     def _adopted(self, array: jax.Array) -> State:
         """Return the state of an array that other code has given to the keeper."""
         return array

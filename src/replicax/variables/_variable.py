@@ -363,7 +363,12 @@ class Variable(AlwaysLeaf, SparseAccess, ArrayOperators):
         # The copies of an ON_READ variable differ, and have no single value.
         begin = replace(self._request, initial_value=lambda: self.values[0].value)
         with _context.entered(
-            Frame(self._strategy, ContextKind.CROSS_REPLICA, partition=self.partition)
+            Frame(
+                self._strategy,
+                ContextKind.CROSS_REPLICA,
+                colocate_with=self,
+                partition=self.partition,
+            )
         ):
             memo[id(self)] = copied = create_variable(begin)
         restore_state(copied, state_of(self))

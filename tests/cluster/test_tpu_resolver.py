@@ -97,3 +97,11 @@ def test_to_make_one_starts_no_jax_backend():
         [sys.executable, "-c", inspect.cleandoc(code)], capture_output=True, text=True, timeout=120
     )
     assert done.stdout.strip() == "2", done.stderr
+
+
+def test_one_of_several_machines_of_a_slice_is_no_worker_by_itself(monkeypatch):
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t-0,t-1")
+    with pytest.raises(rx.errors.ClusterError, match=r"one of 2 of a TPU slice .*'t-0,t-1'"):
+        TPUClusterResolver().cluster_spec()
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    assert not TPUClusterResolver().cluster_spec().jobs

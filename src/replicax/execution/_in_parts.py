@@ -470,10 +470,14 @@ class _Values:
 
 def _op_of(equation: JaxprEqn) -> ReduceOp | None:
     """Return the op that combines what replicas reduce their parts to; None if there is none."""
-    name = equation.primitive.name
-    if name in ("reduce_and", "reduce_or") and equation.invars[0].aval.dtype != jnp.bool_:
+    name, operand = equation.primitive.name, equation.invars[0]
+    if name in ("reduce_and", "reduce_or") and _dtype(operand) != jnp.bool_:
         return None  # They combine the bits of integers.
     return _REDUCTIONS.get(name)
+
+
+def _dtype(atom: Any) -> np.dtype:
+    return atom.aval.dtype
 
 
 def _across(across: Callable[[jax.Array, str], jax.Array] | None, own: jax.Array) -> jax.Array:

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 _MUCH = 0.5  # the share of one variable in the memory needed, or of all whole ones in the capacity
 
+_DIVIDE = (
+    "divide variables over the replicas (`rx.FullyShardedStrategy`, planned by "
+    "`placement=rx.parts.ShardedPlacement()`) or over more devices per replica "
+    "(`computation_shape`, `strategy.extended.partition`)"
+)
+
 
 def warnings_of(plan: Plan) -> Iterator[str]:
     """Yield sentences with the problem, the numbers and the remedy."""
@@ -26,15 +32,11 @@ def _memory(plan: Plan) -> Iterator[str]:
         return
     fixed = memory.variables + memory.inputs
     if fixed > memory.capacity:
-        advice = (
-            "Variables and inputs alone do not fit: divide variables over more devices a replica "
-            "(`computation_shape`, `strategy.extended.partition`), or use chips with more memory."
-        )
+        advice = f"Variables and inputs alone do not fit: {_DIVIDE}, or use chips with more memory."
     else:
         advice = (
-            "Use a smaller batch, compute again instead of keeping (`jax.checkpoint`), divide "
-            "variables over more devices a replica (`computation_shape`, "
-            "`strategy.extended.partition`), or use chips with more memory."
+            "Use a smaller batch, compute again instead of keeping (`jax.checkpoint`), "
+            f"{_DIVIDE}, or use chips with more memory."
         )
     yield (
         f"The step does not fit: it needs {of_bytes(memory.needed)} on a device that has "
@@ -59,8 +61,9 @@ def _replicated(plan: Plan) -> Iterator[str]:
     share = sum(variable.bytes for variable in whole) / needed
     yield (
         f"{which} whole on every device; variables like that are {of_share(share)} of the memory "
-        "that is needed. Divide them over several devices a replica: `computation_shape`, and "
-        "`strategy.extended.partition` where they are created."
+        "that is needed. Divide them over the replicas (`rx.FullyShardedStrategy`, planned by "
+        "`placement=rx.parts.ShardedPlacement()`), or over several devices per replica: "
+        "`computation_shape`, and `strategy.extended.partition` where they are created."
     )
 
 
@@ -74,6 +77,6 @@ def _communication(plan: Plan) -> Iterator[str]:
         f"The step is bound by communication: {of_seconds(times.communication)} of it, where "
         f"computing takes {of_seconds(times.compute)} and memory {of_seconds(times.memory)}. Most "
         f"is the {largest.kind} of {of_bytes(largest.bytes)} that comes from {where}. Use a larger "
-        "batch a replica, sum up gradients over several batches before they are applied, or "
+        "batch per replica, sum up gradients over several batches before they are applied, or "
         "communicate in a smaller dtype."
     )

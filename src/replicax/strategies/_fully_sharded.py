@@ -76,7 +76,7 @@ class MultiWorkerFullyShardedStrategy(Strategy):
         first environment found: TF_CONFIG, Slurm, Kubernetes, TPU (docs/clusters.md).
       communication_options: How values are combined unless a call says otherwise.
       variable_partitioner: Chooses the divided dimension, as for `FullyShardedStrategy`.
-      regather: Whether variables are gathered once more for the backward pass, likewise.
+      regather: As for `FullyShardedStrategy`.
       logical_devices_per_replica: How many consecutive devices of a worker form a replica.
 
     >>> import replicax as rx

@@ -34,10 +34,6 @@ class Mirrored(ArrayOperators, DistributedValues):
         """Make a value from an array that is replicated over the devices of `topology`."""
         return cls._of_array(array, topology, inside)
 
-    def with_array(self, array: jax.Array) -> Mirrored:
-        """Return a value with another array, on the same devices."""
-        return self._of_array(array, self._topology, self._inside)
-
     def map(self, function: Callable[[Any], Nest]) -> Mirrored:
         """Apply `function` to the value, on every device."""
         assert self._topology is not None

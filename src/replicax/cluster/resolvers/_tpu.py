@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import final
 
 import jax
 
+from replicax._describing import described
 from replicax._known_bad import set_curing_flags
 from replicax._typing import DeviceLike
 from replicax.cluster._spec import ClusterSpec
@@ -16,6 +18,7 @@ from replicax.errors import ClusterError, DeviceError, InvalidType
 from replicax.topology import resolve_devices
 
 _LOCAL = "local"
+_HOSTS = "TPU_WORKER_HOSTNAMES"
 
 
 @final
@@ -34,7 +37,7 @@ class TPUClusterResolver(ClusterResolver):
     {'TPU': 8}
     """
 
-    _signs = Signs(("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"))
+    _signs = Signs(("TPU_WORKER_ID", _HOSTS))
 
     def __init__(self, tpu: str | Sequence[DeviceLike] | None = "") -> None:
         tpu = "" if tpu is None else tpu
@@ -77,7 +80,17 @@ class TPUClusterResolver(ClusterResolver):
             ) from None
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return an empty cluster: this process is on its own."""
+        """Return an empty cluster: this process is on its own.
+
+        On one of several machines of a TPU slice it is not, and an error says so.
+        """
+        hosts = [host for host in os.environ.get(_HOSTS, "").split(",") if host.strip()]
+        if len(hosts) > 1:
+            raise ClusterError(
+                f"This machine is one of {len(hosts)} of a TPU slice ({_HOSTS} is "
+                f"{described(','.join(hosts))}), and a `TPUClusterResolver` is for one machine. "
+                "Set TF_CONFIG on every worker, or use a resolver that names all of them."
+            )
         return ClusterSpec({})
 
     def master(

@@ -55,7 +55,7 @@ class _MapSource(Source):
 
     @property
     def quick(self) -> bool:
-        return True  # in memory, or read ahead by Grain's threads
+        return len(self._dataset) == 0 or _only_moves_memory(self._dataset)
 
     def shard_by_file(self, count: int, index: int) -> Source:
         _require_files(self._dataset, count)

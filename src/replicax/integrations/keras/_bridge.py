@@ -29,7 +29,7 @@ def bridge() -> _bridges.Bridge:
 
 
 def uninstall() -> None:
-    """Undo the patches of Keras until the next scope is entered; call it outside of scopes."""
+    """Undo the patches of Keras until the next scope or `rx.function`; call it outside scopes."""
     known = _bridges.take_back("keras")
     if isinstance(known, (_Keras, _OtherBackend)):
         known.patches.undo()

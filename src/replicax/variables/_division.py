@@ -133,7 +133,7 @@ def _chosen_by(
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 0
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) > 0
 
 
 _GATHER, _GATHER_ONCE = "replicax_gather", "replicax_gather_once"

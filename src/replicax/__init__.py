@@ -9,6 +9,7 @@ from replicax import (
     cluster_resolver,
     compat,
     config,
+    coordinator,
     errors,
     experimental,
     metrics,
@@ -51,12 +52,14 @@ from replicax.input import (
 )
 from replicax.integrations.optax import Optimizer
 from replicax.losses import compute_average_loss, scale_regularization_loss
+from replicax.parameter_server import Server
 from replicax.strategies import (
     FullyShardedStrategy,
     MirroredStrategy,
     MultiWorkerFullyShardedStrategy,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
+    ParameterServerStrategy,
     RunOptions,
     Strategy,
     StrategyExtended,
@@ -110,12 +113,14 @@ __all__ = [
     "NcclAllReduce",
     "OneDeviceStrategy",
     "Optimizer",
+    "ParameterServerStrategy",
     "PartialBatches",
     "PerReplica",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",
@@ -131,6 +136,7 @@ __all__ = [
     "compat",
     "compute_average_loss",
     "config",
+    "coordinator",
     "errors",
     "experimental",
     "experimental_set_strategy",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from replicax.errors import ContextError
 
 if TYPE_CHECKING:
-    from replicax._typing import ProgramLike, Replica, StrategyLike
+    from replicax._typing import ClosureLike, ProgramLike, Replica, StrategyLike
     from replicax.execution import FunctionCache, Rehearsal
     from replicax.variables import Overlay, Transaction, Variable
 
@@ -37,6 +37,7 @@ class Frame:
     being traced. `uneven` says that a compiled function runs eagerly because its replicas differ;
     `runs` compiles the functions that a compiled function with a loop over elements gives to `run`;
     in a `rehearsal` all functions run eagerly, and iterators show elements without taking them.
+    `closure` is the scheduled function that is being traced, or the worker that a dataset is for.
     """
 
     strategy: StrategyLike | None = None
@@ -51,6 +52,7 @@ class Frame:
     uneven: bool = False
     runs: FunctionCache | None = None
     rehearsal: Rehearsal | None = None
+    closure: ClosureLike | None = None
     installed: bool = False
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ import os
 import re
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -248,6 +248,19 @@ def constants_in(jaxpr: Jaxpr | ClosedJaxpr) -> list[Any]:
         for inner in jaxprs_within(equation.params):
             found += constants_in(inner)
     return found
+
+
+def needed_inputs(jaxpr: ClosedJaxpr, results: Iterable[int]) -> list[bool]:
+    """Tell which inputs of a program the given ones of its results depend on.
+
+    An equation with a jaxpr in it needs all of its operands, even if one has no effect on a result.
+    """
+    inner = without_constants(jaxpr)
+    needed = {inner.outvars[index] for index in results if not isinstance(inner.outvars[index], Literal)}
+    for equation in reversed(inner.eqns):
+        if equation.effects or not needed.isdisjoint(equation.outvars):
+            needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
+    return [variable in needed for variable in inner.invars]
 
 
 def calls_python(jaxpr: Jaxpr | ClosedJaxpr) -> bool:

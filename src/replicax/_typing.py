@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from replicax.execution import Executor
     from replicax.input import DistributedIterator
     from replicax.topology import DeviceOrSharding, Topology
-    from replicax.variables import Variable, VariablePlacement
+    from replicax.variables import Variable, VariablePlacement, Write
 
 ArrayLike: TypeAlias = "jax.Array | np.ndarray | np.generic | bool | int | float | complex"
 # A JAX pytree: an array, or containers of arrays and other objects. Python's types cannot express
@@ -123,6 +123,22 @@ class ProgramLike(Protocol):
 
     def loop(self) -> NoReturn:
         """Raise, because the function loops over a whole dataset, of whatever length."""
+        ...
+
+
+class ClosureLike(Protocol):
+    """A function that a coordinator schedules, as what it uses sees it."""
+
+    def worker_index(self) -> int | jax.Array:
+        """Return the index of the worker that runs it."""
+        ...
+
+    def note_write(self, variable: Variable, write: Write, value: jax.Array) -> None:
+        """Note a write, which the servers of the variable apply."""
+        ...
+
+    def peek(self, place: int, count: int) -> list[Nest]:
+        """Return examples of the next elements of the iterator that is its argument `place`."""
         ...
 
 

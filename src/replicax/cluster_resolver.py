@@ -1,6 +1,7 @@
 """`rx.cluster_resolver`: how a process learns of its cluster and of its own place in it."""
 
 from replicax._public import publish as _publish
+from replicax.cluster.resolvers._ray import RayClusterResolver as RayClusterResolver
 from replicax.cluster.resolvers._resolver import ClusterResolver as ClusterResolver
 from replicax.cluster.resolvers._simple import SimpleClusterResolver as SimpleClusterResolver
 from replicax.cluster.resolvers._union import UnionResolver as UnionResolver

@@ -13,6 +13,8 @@ of the reference API would catch, so `except ValueError` still works.
      ├─ ClusterError          (ValueError)             an invalid description of a cluster
      ├─ StartFailed           (RuntimeError)           workers could not start together
      ├─ WorkerLost            (RuntimeError)           another worker died, failed, left or is stuck
+     ├─ ServerLost            (RuntimeError)           a parameter server died or does not answer
+     ├─ ClosureCancelled      (RuntimeError)           not run, because an earlier one has failed
      ├─ ProgramMismatch       (RuntimeError)           workers are about to run different programs
      ├─ InputFailed           (RuntimeError)           the dataset failed, here or on another worker
      ├─ DeviceError           (ValueError)             unknown, repeated or missing device
@@ -29,6 +31,7 @@ of the reference API would catch, so `except ValueError` still works.
      │   ├─ InvalidCheckpoint (ValueError)             damaged, cut off, or of another program
      │   └─ CheckpointMismatch (ValueError)            it does not fit the objects
      ├─ ExportFailed          (OSError)                a file of `rx.export` could not be written
+     ├─ MissingLibrary        (ModuleNotFoundError)    an optional library is not installed
      └─ NotPicklable          (TypeError)              tied to this process's devices
 
 There are four warnings, each a `UserWarning`: `PerformanceHint`, `InexactResumption`,
@@ -89,6 +92,14 @@ class StartFailed(ReplicaxError, RuntimeError):
 
 class WorkerLost(ReplicaxError, RuntimeError):
     """Another worker died, failed, left or is stuck, so the workers cannot continue together."""
+
+
+class ServerLost(ReplicaxError, RuntimeError):
+    """A parameter server died or does not answer, and its variables are lost."""
+
+
+class ClosureCancelled(ReplicaxError, RuntimeError):
+    """A scheduled function was not run, because one that was scheduled before it has failed."""
 
 
 class ProgramMismatch(ReplicaxError, RuntimeError):
@@ -169,6 +180,10 @@ class SummedTwice(UserWarning):
 
 class KnownBadVersion(UserWarning):
     """The installed version of jaxlib is known to crash or to compute wrong numbers."""
+
+
+class MissingLibrary(ReplicaxError, ModuleNotFoundError):
+    """An optional library is needed and is not installed."""
 
 
 class NotPicklable(ReplicaxError, TypeError):

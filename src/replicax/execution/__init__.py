@@ -2,6 +2,7 @@
 
 from replicax.execution._audit import Rehearsal, audit_functions
 from replicax.execution._comparison import AuditDifference, AuditReport
+from replicax.execution._closure import ClosureCall, IteratorArgument, TracedClosure, kind_of
 from replicax.execution._compiling_executor import CompilingExecutor
 from replicax.execution._direct import DirectExecutor
 from replicax.execution._eager import EagerExecutor
@@ -24,6 +25,7 @@ from replicax.execution._summed_twice import Site, warn_once
 __all__ = [
     "AuditDifference",
     "AuditReport",
+    "ClosureCall",
     "CompilingExecutor",
     "DirectExecutor",
     "EagerExecutor",
@@ -32,17 +34,20 @@ __all__ = [
     "Function",
     "FunctionCache",
     "FunctionOfInstance",
+    "IteratorArgument",
     "Meeting",
     "Merger",
     "NotOneProgram",
     "Rehearsal",
     "ReplicaContext",
     "Site",
+    "TracedClosure",
     "audit",
     "audit_functions",
     "compilation_cache",
     "function",
     "gradient_reduction_of",
+    "kind_of",
     "require_call",
     "run_functions_eagerly",
     "runs_as_python",

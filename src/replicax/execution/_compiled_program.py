@@ -61,7 +61,7 @@ class CompiledProgram:
     ) -> None:
         self._label = f"the compiled function `{name}`"
         self._agreed = False
-        outputs = _ProgramResults(given)
+        outputs = ProgramResults(given)
         traced = trace_program(lambda arrays: outputs.take(function(arrays)), frame, arrays, taken)
         jaxpr, captures = traced.jaxpr, traced.captures
         self.written, self.read, self.topology = traced.written, traced.read, traced.topology
@@ -193,7 +193,7 @@ def _copies(arrays: list[jax.Array]) -> list[jax.Array]:
     return jax.device_put(arrays, [array.sharding for array in arrays], may_alias=False)
 
 
-class _ProgramResults:
+class ProgramResults:
     """The results of a function: arrays of its program, and all other objects.
 
     Args:

@@ -1,4 +1,4 @@
-"""Execution of the default strategy: the function is simply called."""
+"""Execution of a strategy of one replica without a device of its own: the function is called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replicax._context import ContextKind, Frame
 from replicax._typing import Nest, Values
 from replicax.collectives import regroup
 from replicax.execution._executor import Executor
-from replicax.execution._replica_context import Meeting, Merger
+from replicax.execution._replica_context import Meeting, Merger, ReplicaContext
 from replicax.values import DistributedValues
 from replicax.variables import all_or_nothing
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @final
 class DirectExecutor(Executor, Merger):
-    """A single replica on JAX's default device."""
+    """A single replica on JAX's default device, or wherever a program runs."""
 
     def __init__(self, strategy: StrategyLike) -> None:
         self._strategy = strategy
@@ -40,7 +40,7 @@ class DirectExecutor(Executor, Merger):
     ) -> Nest:
         with (
             all_or_nothing(frame) as frame,
-            _context.entered(replace(frame, kind=ContextKind.REPLICA)),
+            _context.entered(replace(frame, kind=ContextKind.REPLICA, replica=self._replica())),
         ):
             fn = _bridges.surrounded(fn)
             return fn(*_unwrapped(tuple(args)), **_unwrapped(dict(kwargs)))
@@ -52,12 +52,23 @@ class DirectExecutor(Executor, Merger):
     ) -> Nest:
         topology = self._strategy.topology
         args, kwargs = regroup([meeting.arguments], topology, always_wrap=meeting.always_wrap)
-        with _context.entered(replace(_context.current(), kind=ContextKind.CROSS_REPLICA)):
+        with _context.entered(_across_replicas()):
             return _unwrapped(meeting.fn(self._strategy, *args, **kwargs))
 
     def once(self, local_index: int, label: str, make: Callable[[], Values]) -> Values:
-        with _context.entered(replace(_context.current(), kind=ContextKind.CROSS_REPLICA)):
+        with _context.entered(_across_replicas()):
             return make()
+
+    def _replica(self) -> ReplicaContext | None:
+        """Return the replica of a frame; None for that of the default strategy, as everywhere."""
+        if self._strategy.identity is None:
+            return None
+        devices = self._strategy.topology.local_devices
+        return ReplicaContext(self._strategy, self, 0, 0, 1, devices)
+
+
+def _across_replicas() -> Frame:
+    return replace(_context.current(), kind=ContextKind.CROSS_REPLICA, replica=None)
 
 
 def _unwrapped(nest: Nest) -> Nest:

@@ -112,7 +112,7 @@ def _in_two_passes(trace: Trace, arrays: Sequence[object], captures: Captures) -
         results = trace(OuterLevel(captures, cells, elements), arrays)
         return [*(cells[variable].last() for variable in written), *results]
 
-    states = [storage_of(variable).lift(topology) for variable in variables]
+    states = [storage_of(variable).example(topology) for variable in variables]
     elements = [element.arrays or [] for element in captures.taken.elements]
     jaxpr = jax.make_jaxpr(pure)(states, arrays, elements)
     return TracedProgram(jaxpr, written, read, topology, captures)

@@ -10,6 +10,7 @@ from replicax.experimental import partitioners
 from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Optional
 from replicax.strategies import (
     CentralStorageStrategy,
+    ParameterServerStrategy,
     ValueContext,
 )
 from replicax.strategies import (
@@ -32,6 +33,7 @@ __all__ = [
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
     "Optional",
+    "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "TPUStrategy",
     "TerminationConfig",

@@ -21,6 +21,7 @@ from replicax.strategies._multi_worker import (
     multi_worker,
 )
 from replicax.strategies._one_device import OneDeviceStrategy, one_device
+from replicax.strategies._parameter_server import ParameterServerStrategy
 from replicax.strategies._steps import MultiStepContext
 from replicax.strategies._strategy import RunOptions, Strategy, ValueContext
 from replicax.strategies._tpu import ExperimentalTPUStrategy, TPUStrategy, tpu
@@ -38,6 +39,7 @@ __all__ = [
     "MultiWorkerFullyShardedStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "RunOptions",
     "Strategy",
     "StrategyExtended",

@@ -37,6 +37,8 @@ from replicax.variables._placement import (
     ShardedPlacement,
     VariablePlacement,
 )
+from replicax.variables._server_placement import ServerPlacement
+from replicax.variables._server_storage import OnServers, ServerVariable
 from replicax.variables._sparse import IndexedSlices
 from replicax.variables._state import (
     Overlay,
@@ -78,11 +80,14 @@ __all__ = [
     "MirroredPlacement",
     "MirroredVariable",
     "OneDevicePlacement",
+    "OnServers",
     "Overlay",
     "ParameterDevicePlacement",
     "Part",
     "PlainVariable",
     "Ranges",
+    "ServerPlacement",
+    "ServerVariable",
     "ShardedPlacement",
     "StateLayout",
     "Storage",

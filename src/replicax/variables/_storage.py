@@ -163,6 +163,10 @@ class Storage(ABC):
         """Return the stored state as a program over `topology` takes it."""
         return self.unwrap(self.stored, topology)
 
+    def example(self, topology: Topology | None) -> jax.Array | jax.ShapeDtypeStruct:
+        """Return what has the shape and dtype of that array; only they matter."""
+        return self.lift(topology)
+
     def store_result(self, array: jax.Array, topology: Topology | None, exclusive: bool) -> None:
         """Store the result of a program; `exclusive` if no other code holds its memory."""
         self.stored, self.exclusive = self.rewrap(array, topology), exclusive

@@ -1,0 +1,143 @@
+"""The threads of a coordinator: each gives closures to one worker, and starts it again."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, final
+
+from replicax.coordinator._calls import Call, OtherElements
+from replicax.coordinator._closure_worker import ClosureWorker
+from replicax.coordinator._closures import Closure, ClosureQueue
+from replicax.coordinator._programs import Program
+from replicax.parameter_server import Actor, ActorLost, Engine
+
+_LOOK_SECONDS = 1.0
+_PAUSE_SECONDS = 0.2  # before a worker that was lost is started again
+
+
+@final
+class WorkerThread:
+    """A worker, and the thread that gives it closures.
+
+    Args:
+      index: The index of the worker.
+      engine: Starts it.
+      queue: Has the closures.
+      settings: JAX settings for the worker.
+    """
+
+    def __init__(
+        self, index: int, engine: Engine, queue: ClosureQueue, settings: Mapping[str, Any]
+    ) -> None:
+        self._index, self._engine, self._queue = index, engine, queue
+        self._settings = settings
+        self._actor: Actor | None = None
+        self._platform: str | None = None
+        self._is_up = threading.Event()
+        self._stopping = threading.Event()
+        # What the worker has.
+        self._programs: set[int] = set()
+        self._iterators: set[int] = set()
+        self._thread = threading.Thread(
+            target=self._serve, name=f"replicax worker {index}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up.is_set()
+
+    def platform(self) -> str | None:
+        """Return the platform of the worker, or None if it is not there."""
+        return self._platform if self.is_up else None
+
+    def examples(self, number: int, dataset: Any, count: int) -> list[Any] | None:
+        """Return examples of the next elements of an iterator, or None if the worker is lost."""
+        actor = self._actor
+        if actor is None or not self.is_up:
+            return None
+        try:
+            return self._patiently(actor.ask("examples", number, dataset, count))
+        except ActorLost:
+            return None
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._start()
+                self._run_closures()
+                return
+            except ActorLost as error:
+                if self.is_up and not self._stopping.is_set():
+                    print(
+                        f"replicax: worker {self._index} is lost: {error}. It is started again.",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                self._is_up.clear()
+                self._stopping.wait(_PAUSE_SECONDS)
+
+    def _start(self) -> None:
+        self._programs.clear()
+        self._iterators.clear()
+        self._actor = self._engine.start_worker(
+            self._index, ClosureWorker, self._index, self._engine.servers, self._settings
+        )
+        self._platform = self._patiently(self._actor.ask("platform"))
+        self._is_up.set()
+
+    def _run_closures(self) -> None:
+        while (closure := self._queue.take()) is not None:
+            try:
+                self._run(closure)
+            except ActorLost:
+                self._queue.put_back(closure)
+                raise
+            except Exception as error:
+                error.add_note(f"`{closure.scheduled.name}` was run by worker {self._index}.")
+                self._queue.fail(closure, error)
+
+    def _run(self, closure: Closure) -> None:
+        scheduled = closure.scheduled
+        program = scheduled.programs.last
+        assert program is not None
+        answer = self._ask(closure, program)
+        while isinstance(answer, OtherElements):
+            program = scheduled.programs.of_elements(answer.examples)
+            answer = self._ask(closure, program)
+        arrays, outputs = answer, program.traced.outputs
+        self._queue.finish(closure, lambda: outputs.rebuild(arrays, None))
+
+    def _ask(self, closure: Closure, program: Program) -> Any:
+        scheduled = closure.scheduled
+        call = Call(
+            closure.number,
+            self._queue.settled,
+            program.number,
+            [scheduled.arrays[index] for index in program.traced.arguments],
+            scheduled.iterators,
+        )
+        if program.number not in self._programs:
+            call.programs[program.number] = program.for_workers
+        for number, dataset in zip(scheduled.iterators, scheduled.datasets, strict=True):
+            if number not in self._iterators:
+                call.datasets[number] = dataset
+        assert self._actor is not None
+        answer = self._patiently(self._actor.ask("run", call))
+        self._programs |= call.programs.keys()
+        self._iterators |= call.datasets.keys()
+        return answer
+
+    def _patiently(self, reply: Any) -> Any:
+        """Wait for an answer as long as the worker is there."""
+        while True:
+            try:
+                return reply.result(_LOOK_SECONDS)
+            except TimeoutError:
+                if self._stopping.is_set():
+                    raise ActorLost("the program is ending") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -18,7 +19,7 @@ from replicax.coordinator._closures import ClosureQueue, RemoteValue
 from replicax.coordinator._per_worker import PerWorkerDataset, PerWorkerValues
 from replicax.coordinator._programs import Programs, Scheduled
 from replicax.coordinator._worker_thread import WorkerThread
-from replicax.errors import ContextError, InvalidArgument, InvalidType, WorkerLost
+from replicax.errors import ContextError, InvalidArgument, InvalidType, StartFailed, WorkerLost
 from replicax.execution import Function, FunctionOfInstance, IteratorArgument
 from replicax.strategies import ParameterServerStrategy
 
@@ -59,6 +60,8 @@ class ClusterCoordinator:
             WorkerThread(index, engine, self._queue, settings)
             for index in range(engine.num_workers)
         ]
+        # Also when the program ends, and then before the engine stops.
+        self._stop = weakref.finalize(self, _stop, self._queue, self._threads)
         return self
 
     def schedule(
@@ -106,6 +109,7 @@ class ClusterCoordinator:
             [iterator._number for iterator in iterators],
             [iterator._dataset for iterator in iterators],
         )
+        self._require_workers()
         return self._queue.put(scheduled)
 
     def join(self) -> None:
@@ -155,6 +159,7 @@ class ClusterCoordinator:
     def _await_a_worker(self) -> None:
         pause, deadline = threading.Event(), time.monotonic() + _WORKERS_SECONDS
         while not any(thread.is_up for thread in self._threads):
+            self._require_workers()
             if time.monotonic() > deadline:
                 raise WorkerLost(
                     f"No worker has been there for {_WORKERS_SECONDS:g} s, of "
@@ -162,8 +167,22 @@ class ClusterCoordinator:
                 )
             pause.wait(0.05)
 
+    def _require_workers(self) -> None:
+        failures = [thread.failure for thread in self._threads]
+        if all(failures):
+            raise StartFailed(
+                f"No worker can be used. Worker 0: {type(failures[0]).__name__}: {failures[0]}. "
+                "Repair what is wrong there, and start the program again."
+            ) from failures[0]
+
     def __repr__(self) -> str:
         return f"ClusterCoordinator({self.strategy!r})"
+
+
+def _stop(queue: ClosureQueue, threads: Sequence[WorkerThread]) -> None:
+    queue.stop()
+    for thread in threads:
+        thread.stop()
 
 
 def experimental_get_current_worker_index() -> Any:

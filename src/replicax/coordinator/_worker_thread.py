@@ -14,6 +14,7 @@ from replicax.coordinator._programs import Program
 from replicax.parameter_server import Actor, ActorLost, Engine
 
 _LOOK_SECONDS = 1.0
+_STOPPING_SECONDS = 5 * _LOOK_SECONDS
 _PAUSE_SECONDS = 0.2  # before a worker that was lost is started again
 
 
@@ -36,6 +37,7 @@ class WorkerThread:
         self._actor: Actor | None = None
         self._platform: str | None = None
         self._is_up = threading.Event()
+        self.failure: Exception | None = None  # why it cannot be used at all
         self._stopping = threading.Event()
         # What the worker has.
         self._programs: set[int] = set()
@@ -64,7 +66,9 @@ class WorkerThread:
             return None
 
     def stop(self) -> None:
+        """End the thread, which waits for nothing much longer than a look takes."""
         self._stopping.set()
+        self._thread.join(_STOPPING_SECONDS)
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
@@ -81,6 +85,16 @@ class WorkerThread:
                     )
                 self._is_up.clear()
                 self._stopping.wait(_PAUSE_SECONDS)
+            except Exception as error:  # it would come again
+                self._is_up.clear()
+                self.failure = error
+                print(
+                    f"replicax: worker {self._index} cannot be used: {type(error).__name__}: "
+                    f"{error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                return
 
     def _start(self) -> None:
         self._programs.clear()

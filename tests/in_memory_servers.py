@@ -72,6 +72,7 @@ class InMemoryEngine:
         self.variable_servers = [VariableServer() for _ in range(num_ps)]
         self.server_actors = [InMemoryActor(server) for server in self.variable_servers]
         self.servers = Servers(self.server_actors, [f"place {i}" for i in range(num_ps)])
+        self._actors = list(self.server_actors)
         self.workers: dict[int, InMemoryActor] = {}
         self.starts = 0
         self.prepare: Callable[[int, InMemoryActor], None] = lambda index, actor: None
@@ -81,11 +82,12 @@ class InMemoryEngine:
     ) -> InMemoryActor:
         self.starts += 1
         self.workers[index] = InMemoryActor(make(*cloudpickle.loads(cloudpickle.dumps(arguments))))
+        self._actors.append(self.workers[index])
         self.prepare(index, self.workers[index])
         return self.workers[index]
 
     def stop(self) -> None:
-        for actor in (*self.server_actors, *self.workers.values()):
+        for actor in self._actors:
             actor.end()
             actor._thread.shutdown()
             actor._target = None  # its iterators have threads

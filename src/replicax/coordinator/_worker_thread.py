@@ -87,13 +87,13 @@ class WorkerThread:
                 self._stopping.wait(_PAUSE_SECONDS)
             except Exception as error:  # it would come again
                 self._is_up.clear()
-                self.failure = error
                 print(
                     f"replicax: worker {self._index} cannot be used: {type(error).__name__}: "
                     f"{error}",
                     file=sys.stderr,
                     flush=True,
                 )
+                self.failure = error
                 return
 
     def _start(self) -> None:

@@ -253,13 +253,24 @@ def constants_in(jaxpr: Jaxpr | ClosedJaxpr) -> list[Any]:
 def needed_inputs(jaxpr: ClosedJaxpr, results: Iterable[int]) -> list[bool]:
     """Tell which inputs of a program the given ones of its results depend on.
 
-    An equation with a jaxpr in it needs all of its operands, even if one has no effect on a result.
+    Functions that are jitted inside are looked into. An equation with another jaxpr in it, such as
+    a loop, needs all of its operands.
     """
     inner = without_constants(jaxpr)
-    needed = {inner.outvars[index] for index in results if not isinstance(inner.outvars[index], Literal)}
+    atoms = [inner.outvars[index] for index in results]
+    needed = {atom for atom in atoms if not isinstance(atom, Literal)}
     for equation in reversed(inner.eqns):
-        if equation.effects or not needed.isdisjoint(equation.outvars):
-            needed.update(atom for atom in equation.invars if not isinstance(atom, Literal))
+        wanted = [index for index, atom in enumerate(equation.outvars) if atom in needed]
+        if not (wanted or equation.effects):
+            continue
+        used = [True] * len(equation.invars)
+        if equation.primitive.name in ("jit", "pjit") and not equation.effects:
+            used = needed_inputs(closed_jaxpr(equation.params["jaxpr"]), wanted)
+        needed.update(
+            atom
+            for atom, is_used in zip(equation.invars, used, strict=True)
+            if is_used and not isinstance(atom, Literal)
+        )
     return [variable in needed for variable in inner.invars]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from replicax.execution import Executor
     from replicax.input import DistributedIterator
     from replicax.topology import DeviceOrSharding, Topology
-    from replicax.variables import Variable, VariablePlacement, Write
+    from replicax.variables import ServerUpdate, Variable, VariablePlacement, Write
 
 ArrayLike: TypeAlias = "jax.Array | np.ndarray | np.generic | bool | int | float | complex"
 # A JAX pytree: an array, or containers of arrays and other objects. Python's types cannot express
@@ -135,6 +135,20 @@ class ClosureLike(Protocol):
 
     def note_write(self, variable: Variable, write: Write, value: jax.Array) -> None:
         """Note a write, which the servers of the variable apply."""
+        ...
+
+    def note_updates(self, updates: Sequence[ServerUpdate]) -> None:
+        """Note updates, which the servers of the variables compute."""
+        ...
+
+    def note_rows(
+        self, variable: Variable, write: Write, rows: jax.Array, value: jax.Array
+    ) -> None:
+        """Note an addition to rows of a variable."""
+        ...
+
+    def look_up(self, variable: Variable, rows: jax.Array) -> jax.Array:
+        """Return rows of a variable, which the worker fetches before it runs the program."""
         ...
 
     def peek(self, place: int, count: int) -> list[Nest]:

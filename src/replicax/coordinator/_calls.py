@@ -5,44 +5,59 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, final
 
-import numpy as np
-
 from replicax._typing import Nest
-from replicax.parameter_server import WriteTo
+from replicax.execution import Stage
+from replicax.variables import Piece, Write
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Place:
-    """An array on a server that is one part of a variable.
+class Table:
+    """A variable of which rows are looked up, or changed."""
 
-    Args:
-      server: The index of the server.
-      number: The number of the array there.
-      rows: The rows of the variable that it has; None for all of them.
-    """
+    name: str
+    num_rows: int
+    pieces: list[Piece]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WriteBy:
+    """A write whose operand a program computes; with `to_rows`, an addition to rows."""
+
+    variable: Table
+    write: Write
+    to_rows: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UpdateBy:
+    """An update whose operands a program computes; see `UpdateOf`."""
 
     server: int
-    number: int
-    rows: slice | None
-
-    def write(self, how: Any, value: np.ndarray) -> WriteTo:
-        """Return the change of this part that a write of the whole value makes."""
-        return WriteTo(self.number, how, value if self.rows is None else value[self.rows])
+    program: int
+    arrays: list[int]
+    num_operands: int
+    changed: list[int]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """A closure's program, as a worker needs it; see `TracedClosure`, from which it is made."""
+    """A closure's program, as a worker needs it; see `TracedClosure`, from which it is made.
 
-    exported: bytes
-    reads: list[list[Place]]
-    takes_index: bool
-    taken: list[int]
-    elements: list[int]
+    `reads` has the parts of the variables whose values it needs, by the indices of the inputs.
+    """
+
+    main: Stage
+    rows: Stage | None
+    reads: dict[int, list[Piece]]
+    num_variables: int
+    num_arrays: int
+    taken: list[tuple[int, int] | Table]
     element_kinds: list[Any]
-    writes: list[tuple[list[Place], str]]
+    changes: list[WriteBy | UpdateBy]
     count: int
 
 
@@ -55,7 +70,7 @@ class Call:
       number: The number of the closure.
       settled: All closures with smaller numbers are done.
       program: The number of its program.
-      arrays: The arrays of its arguments that the program needs.
+      arrays: The arrays of its arguments that the program needs, by their indices.
       iterators: The numbers of the iterators in its arguments.
       programs: Programs that the worker does not have yet.
       datasets: Datasets, or functions that return one, of iterators that it does not have yet.
@@ -65,7 +80,7 @@ class Call:
     number: int
     settled: int
     program: int
-    arrays: list[Any]
+    arrays: dict[int, Any]
     iterators: list[int]
     programs: dict[int, WorkerProgram] = field(default_factory=dict)
     datasets: dict[int, Any] = field(default_factory=dict)

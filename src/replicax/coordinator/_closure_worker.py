@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import jax
@@ -14,12 +14,13 @@ from jax import export as jax_export
 from replicax import _context, _nest
 from replicax._context import Frame
 from replicax._typing import Nest
-from replicax.coordinator._calls import Call, OtherElements, WorkerProgram
+from replicax.coordinator._calls import Call, OtherElements, Table, UpdateBy, WorkerProgram
 from replicax.errors import InputFailed, InvalidType
-from replicax.execution import kind_of
+from replicax.execution import Stage, kind_of
 from replicax.input import DistributedDataset, DistributedIterator, distribute
-from replicax.parameter_server import Servers, WriteTo
+from replicax.parameter_server import Change, Servers, UpdateOf
 from replicax.topology import Topology, best_devices
+from replicax.variables import changes_by_server, joined, read_rows, require_rows
 
 
 @final
@@ -59,39 +60,85 @@ class ClosureWorker:
             self._programs[number] = _Loaded(program)
         self._begin(call.datasets)
         loaded = self._programs[call.program]
-        program = loaded.program
+        elements = self._take(call, loaded.program)
+        if isinstance(elements, OtherElements):
+            return elements
+        results = self._computed(call, loaded, elements)
+        count = loaded.program.count
+        self._change(call, loaded.program, results[count:])
+        return results[:count]
+
+    def _take(self, call: Call, program: WorkerProgram) -> list[Nest] | OtherElements:
+        """Take the elements of a closure, if they are what its program is for."""
+        places = [origin[0] for origin in program.taken if isinstance(origin, tuple)]
         iterators = [self._iterators[number] for number in call.iterators]
-        counts = collections.Counter(program.taken)
+        counts = collections.Counter(places)
         ahead = {place: iterators[place]._peek(count) for place, count in counts.items()}
         for place, count in counts.items():
             for _ in range(count if len(ahead[place]) < count else 0):
                 next(iterators[place])  # raises StopIteration, or the error of the dataset
         remaining = {place: iter(elements) for place, elements in ahead.items()}
-        elements = [next(remaining[place]) for place in program.taken]
+        elements = [next(remaining[place]) for place in places]
         if [kind_of(element) for element in elements] != program.element_kinds:
             return OtherElements({place: _examples(ahead[place]) for place in ahead})
-        for place in program.taken:
+        for place in places:
             next(iterators[place])
-        leaves = [leaf for element in elements for leaf in _nest.flatten(element)[0]]
-        states = self._read(program)
-        index = [self._index] if program.takes_index else []
-        results = loaded.call(
-            *states, *call.arrays, *index, *(leaves[index] for index in program.elements)
-        )
-        arrays = [np.asarray(result) for result in results]
-        self._write(call, program, arrays[program.count :])
-        return arrays[: program.count]
+        return elements
 
-    def _read(self, program: WorkerProgram) -> list[np.ndarray]:
-        places = {(each.server, each.number) for parts in program.reads for each in parts}
+    def _computed(
+        self, call: Call, loaded: _Loaded, elements: Sequence[Nest]
+    ) -> list[np.ndarray]:
+        """Return the results of a closure, and the operands of its changes."""
+        program = loaded.program
+        inputs: dict[int, Any] = self._read(program)
+        first = program.num_variables
+        inputs.update({first + index: array for index, array in call.arrays.items()})
+        inputs[first + program.num_arrays] = self._index
+        first += program.num_arrays + 1
+        waiting: dict[int, Table] = {}
+        remaining = iter(elements)
+        for origin in program.taken:
+            if isinstance(origin, tuple):
+                leaves, _ = _nest.flatten(next(remaining))
+                inputs.update({first + index: leaf for index, leaf in enumerate(leaves)})
+                first += origin[1]
+            else:
+                waiting[first] = origin
+                first += 1
+        if loaded.rows is not None:
+            for (place, table), rows in zip(waiting.items(), loaded.rows(inputs), strict=True):
+                inputs[place] = self._looked_up(table, rows)
+        return loaded.main(inputs)
+
+    def _read(self, program: WorkerProgram) -> dict[int, np.ndarray]:
+        places = {part.place for parts in program.reads.values() for part in parts}
         values = self._servers.read(sorted(places))
-        return [_joined([values[each.server, each.number] for each in p]) for p in program.reads]
+        return {
+            index: joined([values[part.place] for part in parts])
+            for index, parts in program.reads.items()
+        }
 
-    def _write(self, call: Call, program: WorkerProgram, operands: Sequence[np.ndarray]) -> None:
-        changes: dict[int, list[WriteTo]] = {}
-        for (parts, how), operand in zip(program.writes, operands, strict=True):
-            for part in parts:
-                changes.setdefault(part.server, []).append(part.write(how, operand))
+    def _looked_up(self, table: Table, rows: np.ndarray) -> np.ndarray:
+        require_rows(rows, table.num_rows, table.name)
+        found = read_rows(self._servers, table.pieces, rows.reshape(-1))
+        return found.reshape(*rows.shape, *found.shape[1:])
+
+    def _change(self, call: Call, program: WorkerProgram, operands: Sequence[np.ndarray]) -> None:
+        changes: dict[int, list[Change]] = {}
+        remaining = iter(operands)
+        for change in program.changes:
+            if isinstance(change, UpdateBy):
+                given = [next(remaining) for _ in range(change.num_operands)]
+                update = UpdateOf(change.program, change.arrays, given, change.changed)
+                changes.setdefault(change.server, []).append(update)
+                continue
+            rows = next(remaining) if change.to_rows else None
+            if rows is not None:
+                require_rows(rows, change.variable.num_rows, change.variable.name)
+            pieces = change.variable.pieces
+            writes = changes_by_server(pieces, change.write, next(remaining), rows)
+            for server, each in writes.items():
+                changes.setdefault(server, []).extend(each)
         if changes:
             self._servers.apply(changes, call.number, call.settled)
 
@@ -117,11 +164,22 @@ class ClosureWorker:
 
 @final
 class _Loaded:
-    """A program that is compiled when it is first called."""
+    """The programs of a closure, which are compiled when they are first called."""
 
     def __init__(self, program: WorkerProgram) -> None:
         self.program = program
-        self.call = jax.jit(jax_export.deserialize(bytearray(program.exported)).call)
+        self.main = _called(program.main)
+        self.rows = None if program.rows is None else _called(program.rows)
+
+
+def _called(stage: Stage) -> Callable[[Mapping[int, Any]], list[np.ndarray]]:
+    """Return a program as a function of the inputs of the closure."""
+    function = jax.jit(jax_export.deserialize(bytearray(stage.exported)).call)
+
+    def call(inputs: Mapping[int, Any]) -> list[np.ndarray]:
+        return [np.asarray(x) for x in function(*(inputs[index] for index in stage.inputs))]
+
+    return call
 
 
 @final
@@ -134,11 +192,8 @@ class _OnWorker:
     def worker_index(self) -> int:
         return self._index
 
-    def note_write(self, *_: object) -> None:
-        raise AssertionError("datasets do not write variables")
-
-    def peek(self, place: int, count: int) -> list[Nest]:
-        raise AssertionError("datasets are made outside of closures")
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"`{name}` is for closures that are traced")
 
 
 def _examples(elements: Sequence[Nest]) -> list[Nest]:
@@ -149,9 +204,3 @@ def _examples(elements: Sequence[Nest]) -> list[Nest]:
 def _example(leaf: Any) -> Any:
     array = jnp.asarray(leaf)
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-

@@ -52,7 +52,7 @@ class ClusterCoordinator:
         self = object.__new__(cls)
         self.strategy = strategy
         self._queue = ClosureQueue()
-        self._programs = Programs()
+        self._programs = Programs(strategy._engine.servers)
         self._numbers = itertools.count()
         engine = strategy._engine
         settings = {name: getattr(jax.config, name) for name in _SETTINGS}

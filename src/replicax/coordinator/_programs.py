@@ -9,13 +9,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import jax
 import numpy as np
 
 from replicax import _nest
 from replicax._typing import Nest, StrategyLike
-from replicax.coordinator._calls import Place, WorkerProgram
-from replicax.execution import ClosureCall, Function, TracedClosure, kind_of
-from replicax.variables import OnServers, Variable, storage_of
+from replicax.coordinator._calls import Table, UpdateBy, WorkerProgram, WriteBy
+from replicax.execution import (
+    ClosureCall,
+    ClosureWrite,
+    Function,
+    TracedClosure,
+    exported,
+    kind_of,
+)
+from replicax.parameter_server import Servers
+from replicax.variables import OnServers, Piece, ServerUpdate, Variable, storage_of
 
 
 @final
@@ -27,11 +36,13 @@ class Program:
       number: Its number, by which workers know it.
       traced: What tracing has found; it keeps the variables alive.
       for_workers: What workers get.
+      arguments: The indices of the arrays of a call that it needs.
     """
 
     number: int
     traced: TracedClosure
     for_workers: WorkerProgram
+    arguments: list[int]
 
 
 @final
@@ -64,9 +75,10 @@ class Variants:
         call: ClosureCall,
         platforms: Sequence[str],
         next_number: Callable[[], int],
+        servers: Servers,
     ) -> None:
         self._name, self._call, self._platforms = name, call, platforms
-        self._next_number = next_number
+        self._next_number, self._servers = next_number, servers
         self._known: dict[Any, Program] = {}
         self._last: Program | None = None
         self._lock = threading.Lock()  # two workers may find the same new elements
@@ -96,16 +108,26 @@ class Variants:
         return found
 
     def _add(self, traced: TracedClosure) -> Program:
-        program = Program(self._next_number(), traced, _for_workers(traced))
+        for_workers = _for_workers(self._name, traced, self._servers)
+        stages = (traced.main, *(() if traced.rows is None else (traced.rows,)))
+        needed = {index for stage in stages for index in stage.inputs}
+        first = len(traced.variables)
+        arguments = [index for index in range(traced.num_arrays) if first + index in needed]
+        program = Program(self._next_number(), traced, for_workers, arguments)
         self._last = program
         return program
 
 
 @final
 class Programs:
-    """The programs of all functions that a coordinator has scheduled."""
+    """The programs of all functions that a coordinator has scheduled.
 
-    def __init__(self) -> None:
+    Args:
+      servers: The servers, which get the programs of updates.
+    """
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
         self._of: weakref.WeakKeyDictionary[Function, dict[Any, Variants]] = (
             weakref.WeakKeyDictionary()
         )
@@ -125,7 +147,11 @@ class Programs:
         found = by_signature.get(call.signature)
         if found is None:
             found = Variants(
-                function.__name__, call, platforms(), lambda: next(self._numbers)
+                function.__name__,
+                call,
+                platforms(),
+                lambda: next(self._numbers),
+                self._servers,
             )
             by_signature[call.signature] = found
         return found, call.arrays
@@ -138,22 +164,47 @@ def _zeros(example: Nest) -> Nest:
     )
 
 
-def _for_workers(traced: TracedClosure) -> WorkerProgram:
+def _for_workers(name: str, traced: TracedClosure, servers: Servers) -> WorkerProgram:
+    stages = [traced.main] if traced.rows is None else [traced.main, traced.rows]
+    needed = {index for stage in stages for index in stage.inputs}
     return WorkerProgram(
-        traced.exported,
-        [_places(variable) for variable in traced.reads],
-        traced.takes_index,
-        traced.taken,
-        traced.elements,
-        traced.element_kinds,
-        [(_places(variable), write.value) for variable, write in traced.writes],
-        traced.count,
+        main=traced.main,
+        rows=traced.rows,
+        reads={
+            index: list(_on_servers(variable).parts)
+            for index, variable in enumerate(traced.variables)
+            if index in needed
+        },
+        num_variables=len(traced.variables),
+        num_arrays=traced.num_arrays,
+        taken=[
+            _table(origin, _on_servers(origin).parts)
+            if isinstance(origin, Variable)
+            else origin
+            for origin in traced.taken
+        ],
+        element_kinds=traced.element_kinds,
+        changes=[_change(name, change, servers) for change in traced.changes],
+        count=traced.count,
     )
 
 
-def _places(variable: Variable) -> list[Place]:
+def _on_servers(variable: Variable) -> OnServers:
     storage = storage_of(variable)
     assert isinstance(storage, OnServers)
-    return [Place(piece.server, piece.number, piece.rows) for piece in storage.pieces]
+    return storage
 
 
+def _table(variable: Variable, pieces: Sequence[Piece]) -> Table:
+    return Table(variable.name, variable.shape[0] if variable.ndim else 1, list(pieces))
+
+
+def _change(
+    name: str, change: ClosureWrite | ServerUpdate, servers: Servers
+) -> WriteBy | UpdateBy:
+    if isinstance(change, ClosureWrite):
+        table = _table(change.variable, _on_servers(change.variable).pieces)
+        return WriteBy(table, change.write, change.to_rows)
+    x64 = bool(jax.config.read("jax_enable_x64"))
+    number = servers.learn(change.server, exported(name, change.program, ["cpu"]), x64)
+    return UpdateBy(change.server, number, change.arrays, len(change.operands), change.changed)

@@ -133,7 +133,7 @@ class WorkerThread:
             closure.number,
             self._queue.settled,
             program.number,
-            [scheduled.arrays[index] for index in program.traced.arguments],
+            {index: scheduled.arrays[index] for index in program.arguments},
             scheduled.iterators,
         )
         if program.number not in self._programs:

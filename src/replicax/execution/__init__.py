@@ -2,7 +2,15 @@
 
 from replicax.execution._audit import Rehearsal, audit_functions
 from replicax.execution._comparison import AuditDifference, AuditReport
-from replicax.execution._closure import ClosureCall, IteratorArgument, TracedClosure, kind_of
+from replicax.execution._closure import (
+    ClosureCall,
+    ClosureWrite,
+    IteratorArgument,
+    Stage,
+    TracedClosure,
+    exported,
+    kind_of,
+)
 from replicax.execution._compiling_executor import CompilingExecutor
 from replicax.execution._direct import DirectExecutor
 from replicax.execution._eager import EagerExecutor
@@ -26,6 +34,7 @@ __all__ = [
     "AuditDifference",
     "AuditReport",
     "ClosureCall",
+    "ClosureWrite",
     "CompilingExecutor",
     "DirectExecutor",
     "EagerExecutor",
@@ -41,10 +50,12 @@ __all__ = [
     "Rehearsal",
     "ReplicaContext",
     "Site",
+    "Stage",
     "TracedClosure",
     "audit",
     "audit_functions",
     "compilation_cache",
+    "exported",
     "function",
     "gradient_reduction_of",
     "kind_of",

@@ -35,6 +35,14 @@ class Engine(Protocol):
         ...
 
 
+def _server_on_cpu() -> VariableServer:
+    """Return a server that leaves the accelerators of its machine to the workers."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    return VariableServer()
+
+
 @final
 class RayEngine:
     """The processes of a strategy, on Ray.
@@ -64,7 +72,7 @@ class RayEngine:
             self._cluster = RayCluster.existing(resolver.address)
         try:
             servers = [role for role in roles if role.job == PS]
-            actors = [(role, self._cluster.actor(role, VariableServer)) for role in servers]
+            actors = [(role, self._cluster.actor(role, _server_on_cpu)) for role in servers]
             await_actors(actors, _SERVERS_SECONDS)
         except BaseException:
             self._cluster.stop()

@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax.errors import ServerLost
 from replicax.parameter_server._actors import Actor, ActorLost, Reply
-from replicax.parameter_server._operations import WriteTo
+from replicax.parameter_server._operations import Change
 
 # Longer than any read or write takes; a server that is stopped, and has not ended, is found by it.
 _ANSWER_SECONDS = 60.0
@@ -68,14 +68,30 @@ class Servers:
             for number, array in zip(wanted[index], self._result(index, reply), strict=True)
         }
 
+    def read_rows(
+        self, rows: Sequence[tuple[int, int, np.ndarray]]
+    ) -> list[np.ndarray]:
+        """Return some rows of arrays, each given by its server, its number and the rows."""
+        replies = [
+            (index, self._actors[index].ask("read_rows", number, wanted))
+            for index, number, wanted in rows
+        ]
+        return [self._result(index, reply) for index, reply in replies]
+
+    def learn(self, index: int, exported: bytes, x64: bool) -> int:
+        """Have a server keep a program for updates, and return its number there."""
+        number = next(self._numbers)
+        self._result(index, self._actors[index].ask("learn", number, exported, x64))
+        return number
+
     def apply(
-        self, changes: Mapping[int, Sequence[WriteTo]], closure: int | None = None, settled: int = 0
+        self, changes: Mapping[int, Sequence[Change]], closure: int | None = None, settled: int = 0
     ) -> None:
         """Have the servers, by index, apply changes; wait until all have."""
         self._remove_forgotten()
         replies = [
-            (index, self._actors[index].ask("apply", closure, settled, list(writes)))
-            for index, writes in changes.items()
+            (index, self._actors[index].ask("apply", closure, settled, list(each)))
+            for index, each in changes.items()
         ]
         for index, reply in replies:
             self._result(index, reply)

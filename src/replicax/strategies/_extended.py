@@ -39,7 +39,7 @@ from replicax.input import from_tensor_slices
 from replicax.strategies._combining import leaf_array, reducible
 from replicax.strategies._split import by_layout, has_arrays, hint_of_whole_batches
 from replicax.strategies._steps import MultiStepContext, StepRunner
-from replicax.strategies._updating import Update
+from replicax.strategies._updating import Update, send_update
 from replicax.strategies._variable_table import VariableTable, hint_of_whole_state, table_of
 from replicax.topology import Topology, resolve_devices
 from replicax.values import (
@@ -354,6 +354,8 @@ class StrategyExtended:
 
     def _devices_of(self, destinations: Destinations) -> tuple[jax.Device, ...]:
         if isinstance(destinations, Variable):
+            if self._placement.sends_updates:  # values for it travel from this process's device
+                return self._topology.local_devices
             return tuple(copy.device for copy in destinations.values)
         if isinstance(destinations, DistributedValues):
             return (destinations.topology or self._topology).local_devices
@@ -415,6 +417,9 @@ class StrategyExtended:
             raise InvalidType(f"`update` changes a variable; got {described(var)}.")
         self._require_own(var, "update")
         require_call("update", fn, args)
+        if self._placement.sends_updates:
+            arguments = ((var, *args), dict(kwargs or {}))
+            return send_update(self._placement, frame, fn, arguments, group)
         devices = tuple(copy.device for copy in var.values)
         return self._update("update", frame, devices, fn, (var, *args), kwargs, group)
 

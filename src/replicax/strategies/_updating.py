@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from replicax import _context, _nest
@@ -17,7 +20,9 @@ from replicax.errors import InvalidArgument
 from replicax.topology import DeviceOrSharding, Topology
 from replicax.values import Mirrored, PerReplica, place
 from replicax.variables import (
+    Overlay,
     Variable,
+    VariablePlacement,
     all_or_nothing,
     require_equal_copies,
     set_state,
@@ -148,6 +153,52 @@ class Update:
         if not isinstance(leaf, jax.Array):
             return leaf
         return PerReplica.from_array(leaf, self._topology, inside=True)
+
+
+def send_update(
+    placement: VariablePlacement,
+    frame: Frame,
+    fn: Callable[..., Nest],
+    arguments: Arguments,
+    group: bool,
+) -> Nest:
+    """Have variables updated where they are, by a function of them and of other arguments."""
+    leaves = _nest.leaves(arguments)
+    variables = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Variable)))
+    numbers = {
+        index: leaf.primary if isinstance(leaf, Mirrored) else leaf
+        for index, leaf in enumerate(leaves)
+        if isinstance(leaf, (jax.Array, np.ndarray, Mirrored))
+    }
+    results: list[Nest] = []
+
+    def update(values: list[jax.Array], operands: list[jax.Array]) -> list[jax.Array]:
+        overlay = Overlay({}, frame.overlay)
+        for variable, value in zip(variables, values, strict=True):
+            overlay.write(variable, value)
+        given = dict(zip(numbers, operands, strict=True))
+        count = itertools.count()
+
+        def argument(leaf: Leaf) -> Leaf:
+            return given.get(next(count), leaf)
+
+        here = replace(frame, kind=ContextKind.UPDATE, copy=0, overlay=overlay)
+        with _context.entered(here):
+            args, kwargs = _nest.transform(argument, arguments)
+            results.append(fn(*args, **kwargs))
+        return [_found(overlay, variable) for variable in variables]
+
+    operands = [jnp.asarray(number) for number in numbers.values()]
+    of_first = [variables[0] if x.shape == variables[0].shape else None for x in operands]
+    placement.send_update(variables, update, operands, of_first)
+    result = results[-1]
+    return result if group else _nest.transform(lambda leaf: [leaf], result)
+
+
+def _found(overlay: Overlay, variable: Variable) -> jax.Array:
+    value = overlay.find(variable)
+    assert value is not None
+    return value
 
 
 def _as_list(leaf: object) -> Leaf:

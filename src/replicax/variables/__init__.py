@@ -38,7 +38,16 @@ from replicax.variables._placement import (
     VariablePlacement,
 )
 from replicax.variables._server_placement import ServerPlacement
-from replicax.variables._server_storage import OnServers, ServerVariable
+from replicax.variables._server_storage import (
+    OnServers,
+    Piece,
+    ServerVariable,
+    changes_by_server,
+    joined,
+    read_rows,
+    require_rows,
+)
+from replicax.variables._server_updates import ServerUpdate
 from replicax.variables._sparse import IndexedSlices
 from replicax.variables._state import (
     Overlay,
@@ -84,9 +93,11 @@ __all__ = [
     "Overlay",
     "ParameterDevicePlacement",
     "Part",
+    "Piece",
     "PlainVariable",
     "Ranges",
     "ServerPlacement",
+    "ServerUpdate",
     "ServerVariable",
     "ShardedPlacement",
     "StateLayout",
@@ -105,6 +116,7 @@ __all__ = [
     "agree_on_beginnings",
     "all_or_nothing",
     "assign",
+    "changes_by_server",
     "check_mirrored",
     "division_by",
     "gathers",
@@ -112,15 +124,18 @@ __all__ = [
     "grad",
     "in_replica",
     "is_function",
+    "joined",
     "layout_of",
     "make_variables",
     "original_of",
     "own_part",
     "part_of_sum",
     "read",
+    "read_rows",
     "replicax_gather",
     "replicax_own_part",
     "require_equal_copies",
+    "require_rows",
     "restore_state",
     "reusing_states",
     "set_state",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
@@ -36,6 +36,8 @@ class VariablePlacement(ABC):
 
     # Whether it divides variables over the replicas, so that whole ones may be an oversight.
     divides = False
+    # Whether updates are computed where the variables are, by `send_update`.
+    sends_updates = False
 
     @abstractmethod
     def create(
@@ -56,6 +58,23 @@ class VariablePlacement(ABC):
     def layout_of_kept(self, array: jax.Array, topology: Topology) -> NamedSharding:
         """Return the layout over the devices of an array that another library keeps."""
         return topology.replicated
+
+    def send_update(
+        self,
+        variables: Sequence[Variable],
+        function: Callable[[list[jax.Array], list[jax.Array]], list[jax.Array]],
+        operands: Sequence[jax.Array],
+        owners: Sequence[Variable | None],
+    ) -> None:
+        """Have variables updated where they are, if the placement `sends_updates`.
+
+        Args:
+          variables: The variables.
+          function: From their values and the operands to their new values.
+          operands: The operands.
+          owners: For each, the variable whose shape it has, as a gradient does; or None.
+        """
+        raise NotImplementedError
 
     def initial(self, make: Callable[..., Nest], *variables: Variable) -> Nest:
         """Return initial values: `make` applied to other variables' values, even while tracing."""

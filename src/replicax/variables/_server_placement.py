@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import _context
 from replicax._describing import described
 from replicax.errors import InvalidArgument, InvalidType
 from replicax.parameter_server import Servers
@@ -17,7 +18,9 @@ from replicax.topology import Topology
 from replicax.variables._creation import VariableRequest
 from replicax.variables._division import VariablePartitioner
 from replicax.variables._placement import VariablePlacement
-from replicax.variables._server_storage import OnServers, ServerVariable
+from replicax.variables._server_storage import OnServers, ServerVariable, closure_of
+from replicax.variables._server_updates import UpdateFunction, updates_by_server
+from replicax.variables._state import set_state, state_of
 from replicax.variables._storage import Keeper, Storage
 from replicax.variables._variable import Variable, storage_of
 
@@ -34,6 +37,8 @@ class ServerPlacement(VariablePlacement):
       partitioner: A function of a shape and a dtype that returns the number of parts for each
         dimension. Only the first one can have several. By default variables stay whole.
     """
+
+    sends_updates = True
 
     def __init__(self, servers: Servers, partitioner: VariablePartitioner | None = None) -> None:
         self._servers, self._partitioner = servers, partitioner
@@ -56,14 +61,38 @@ class ServerPlacement(VariablePlacement):
             )
         array = np.asarray(value)
         beside = storage_of(colocate_with) if isinstance(colocate_with, Variable) else None
-        if isinstance(beside, OnServers) and beside.shape == array.shape:
+        is_copied = False
+        if isinstance(beside, OnServers) and not array.ndim and beside.shape != array.shape:
+            # A number that belongs to others, such as a count of updates, is on every server, so
+            # that each can update its own variables.
+            first, count = beside.pieces[0].server, len(self._servers)
+            where = [((first + index) % count, None) for index in range(count)]
+            is_copied = count > 1
+        elif isinstance(beside, OnServers) and beside.shape == array.shape:
             where = [(piece.server, piece.rows) for piece in beside.pieces]
+            is_copied = beside.is_copied
         elif isinstance(beside, OnServers):
             where = [(beside.pieces[0].server, None)]
         else:
             rows = self._rows(request.name, array)
             where = list(zip(self._take_turns(len(rows)), rows, strict=True))
-        return ServerVariable.create(request, strategy, self._servers, where, array)
+        return ServerVariable.create(
+            request, strategy, self._servers, where, array, is_copied=is_copied
+        )
+
+    def send_update(
+        self,
+        variables: Sequence[Variable],
+        function: UpdateFunction,
+        operands: Sequence[jax.Array],
+        owners: Sequence[Variable | None],
+    ) -> None:
+        closure = closure_of(variables[0], _context.current())
+        closure.note_updates(updates_by_server(variables, function, operands, owners))
+        # What the rest of the function reads.
+        values = [state_of(variable) for variable in variables]
+        for variable, value in zip(variables, function(values, list(operands)), strict=True):
+            set_state(variable, value)
 
     def devices(self, topology: Topology) -> tuple[jax.Device, ...]:
         return topology.local_devices

@@ -5,19 +5,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from replicax import _context
-from replicax._context import ContextKind, Frame
-from replicax.errors import ContextError, InvalidArgument
-from replicax.parameter_server import Servers, WriteTo
+from replicax._context import Frame
+from replicax.errors import ContextError, InvalidArgument, InvalidType, ShapeMismatch
+from replicax.parameter_server import Change, Servers, WriteTo
 from replicax.topology import DeviceOrSharding, Topology
 from replicax.values import Mirrored
 from replicax.variables._creation import VariableRequest
+from replicax.variables._sparse import IndexedSlices
 from replicax.variables._state import set_state, state_of
 from replicax.variables._storage import Storage
 from replicax.variables._synchronization import Synchronization
@@ -25,7 +27,9 @@ from replicax.variables._variable import Variable
 from replicax.variables._write import Write
 
 if TYPE_CHECKING:
-    from replicax._typing import State, StrategyLike
+    from numpy.typing import ArrayLike
+
+    from replicax._typing import ClosureLike, State, StrategyLike
 
 
 @final
@@ -61,6 +65,13 @@ class Piece:
         """Return the rows that belong here."""
         return value if self.rows is None else value[self.rows]
 
+    def rows_of(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Return which of some rows belong here, and their numbers here."""
+        if self.rows is None:
+            return slice(None), rows
+        inside = (rows >= self.rows.start) & (rows < self.rows.stop)
+        return inside, rows[inside] - self.rows.start
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,9 @@ class Part:
     def of(self, value: np.ndarray) -> np.ndarray:
         return value
 
+    def rows_of(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
+        return slice(None), rows
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -108,6 +122,7 @@ class OnServers(Storage):
       servers: The servers.
       pieces: The arrays, in the order of their rows.
       device: Where values are that are read in this process.
+      is_copied: Whether each piece is a copy of the whole value, on a server of its own.
     """
 
     def __init__(
@@ -118,39 +133,47 @@ class OnServers(Storage):
         servers: Servers,
         pieces: Sequence[Piece | Part],
         device: jax.Device,
+        *,
+        is_copied: bool = False,
     ) -> None:
         super().__init__(name, shape, None)
         self.pieces, self._servers = tuple(pieces), servers
-        self._dtype, self._device = dtype, device
+        self.dtype, self._device = dtype, device
+        self.is_copied = is_copied
+
+    @property
+    def parts(self) -> tuple[Piece | Part, ...]:
+        """The pieces that the value is read from: of several copies the first one."""
+        return self.pieces[:1] if self.is_copied else self.pieces
 
     @property
     def stored(self) -> State:
         """The value, which is on the servers."""
-        values = self._servers.read(piece.place for piece in self.pieces)
-        return jax.device_put(joined([values[each.place] for each in self.pieces]), self._device)
+        values = self._servers.read(part.place for part in self.parts)
+        return jax.device_put(joined([values[each.place] for each in self.parts]), self._device)
+
+    def read_rows(self, rows: np.ndarray) -> jax.Array:
+        """Return some rows of the value; only these come from the servers."""
+        return jax.device_put(read_rows(self._servers, self.parts, rows), self._device)
 
     @stored.setter
     def stored(self, state: Any) -> None:
         self.push(Write.ASSIGN, state)
 
-    def push(self, write: Write, value: Any) -> None:
-        """Have the servers write a value."""
-        array = np.asarray(value, self._dtype)
-        changes: dict[int, list[WriteTo]] = {}
-        for piece in self.pieces:
-            one = WriteTo(piece.number, write.value, piece.of(array))
-            changes.setdefault(piece.server, []).append(one)
-        self._servers.apply(changes)
+    def push(self, write: Write, value: Any, rows: Any = None) -> None:
+        """Have the servers write a value, or add it to rows."""
+        array = np.asarray(value, self.dtype)
+        self._servers.apply(changes_by_server(self.pieces, write, array, rows))
 
     def part(self, name: str, shape: tuple[int, ...], index: int) -> OnServers:
         """Return the storage of one of the pieces, which stays where it is."""
         # `Piece.of` is for the whole variable, so the part has a piece of its own, which keeps the
         # other one alive.
         piece = Part(self.pieces[index])
-        return OnServers(name, shape, self._dtype, self._servers, [piece], self._device)
+        return OnServers(name, shape, self.dtype, self._servers, [piece], self._device)
 
     def example(self, topology: Topology | None) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(self.shape, self._dtype)
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
 
     def store_result(self, array: jax.Array, topology: Topology | None, exclusive: bool) -> None:
         raise AssertionError(f"a program has written {self.name!r}, which `OnServer` refuses")
@@ -176,11 +199,13 @@ class OnServers(Storage):
     def whole(self, state: jax.Array) -> jax.Array:
         return state
 
-    def of_whole(self, array: jax.Array) -> NoReturn:
-        raise InvalidArgument(
-            f"Variable {self.name!r} is on a parameter server, and cannot be trained by an "
-            "optimizer yet. Write the update: `variable.assign_sub(learning_rate * gradient)`."
-        )
+    def of_whole(self, array: jax.Array) -> jax.Array:
+        if _context.current().program is not None:
+            raise InvalidArgument(
+                f"Variable {self.name!r} is on a parameter server, and cannot be set in a program "
+                "by this library. Write to it with `assign_add` and the like."
+            )
+        return array
 
     def wrap(self, array: jax.Array, topology: Topology | None, inside: bool) -> jax.Array:
         return array
@@ -190,6 +215,52 @@ class OnServers(Storage):
 
     def rewrap(self, array: jax.Array, topology: Topology | None) -> jax.Array:
         return array
+
+
+def changes_by_server(
+    pieces: Sequence[Piece | Part], write: Write, value: np.ndarray, rows: Any = None
+) -> dict[int, list[Change]]:
+    """Return a write, or an addition to rows, as the changes of each piece, by its server."""
+    changes: dict[int, list[Change]] = {}
+    for piece in pieces:
+        if rows is None:
+            change = WriteTo(piece.number, write.value, piece.of(value))
+        else:
+            inside, own_rows = piece.rows_of(np.asarray(rows))
+            change = WriteTo(piece.number, write.value, value[inside], own_rows)
+        changes.setdefault(piece.server, []).append(change)
+    return changes
+
+
+def require_rows(rows: np.ndarray, count: int, name: str) -> None:
+    """Refuse rows that a variable does not have."""
+    if rows.size and (rows.min() < 0 or rows.max() >= count):
+        row = int(rows.min()) if rows.min() < 0 else int(rows.max())
+        raise InvalidArgument(
+            f"Variable {name!r} has {count} rows, numbered from 0; got row {row}. Look at where "
+            "the numbers come from."
+        )
+
+
+def read_rows(
+    servers: Servers, parts: Sequence[Piece | Part], rows: np.ndarray
+) -> np.ndarray:
+    """Return some rows of a variable in parts."""
+    found = [part.rows_of(rows) for part in parts]
+    wanted = [
+        (part.server, part.number, own)
+        for part, (_, own) in zip(parts, found, strict=True)
+        if len(own) or len(parts) == 1
+    ]
+    arrays = servers.read_rows(wanted)
+    if len(parts) == 1:
+        return arrays[0]
+    result = np.empty((len(rows), *arrays[0].shape[1:]), arrays[0].dtype)
+    remaining = iter(arrays)
+    for inside, own in found:
+        if len(own):
+            result[inside] = next(remaining)
+    return result
 
 
 def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -211,23 +282,10 @@ class ByServers(Synchronization):
         value = value.primary if isinstance(value, Mirrored) else value
         storage = variable._storage
         assert isinstance(storage, OnServers)
-        if frame.kind is ContextKind.UPDATE:
-            raise ContextError(
-                f"Variable {variable.name!r} is on a parameter server, and was written in the "
-                f"function given to `extended.update`. Current context: {frame}. What is computed "
-                "from its value there may be out of date when it arrives. Use `assign_add` or "
-                "`assign_sub` outside of `update`."
-            )
         if frame.program is None:
             storage.push(write, value)
             return
-        if frame.closure is None:
-            raise ContextError(
-                f"Variable {variable.name!r} is on a parameter server, and was written by an "
-                "`rx.function` that was called directly: other writes of the same time would be "
-                "lost. Run the function by `coordinator.schedule`, or write outside of it."
-            )
-        frame.closure.note_write(variable, write, value)
+        closure_of(variable, frame).note_write(variable, write, value)
         set_state(variable, storage.written(state_of(variable), write, value))
 
     def write_copy(
@@ -249,6 +307,18 @@ class ByServers(Synchronization):
 _BY_SERVERS = ByServers()
 
 
+def closure_of(variable: Variable, frame: Frame) -> ClosureLike:
+    """Return the closure that is being traced; refuse other programs, which cannot write."""
+    if frame.closure is None or frame.program is None:
+        raise ContextError(
+            f"Variable {variable.name!r} is on a parameter server, and was changed where other "
+            "changes of the same time would be lost: by an `rx.function` that was called directly, "
+            f"or by an update outside of functions. Current context: {frame}. Do it in a function "
+            "that `coordinator.schedule` runs."
+        )
+    return frame.closure
+
+
 @final
 class ServerVariable(Variable):
     """A variable on a parameter server; in several parts, on several, with a partitioner."""
@@ -261,14 +331,16 @@ class ServerVariable(Variable):
         servers: Servers,
         where: Sequence[tuple[int, slice | None]],
         value: np.ndarray,
+        *,
+        is_copied: bool = False,
     ) -> ServerVariable:
-        """Create a variable whose parts are on the given servers."""
+        """Create a variable whose parts, or copies, are on the given servers."""
         pieces = [
             Piece.create(servers, server, value if rows is None else value[rows], rows)
             for server, rows in where
         ]
         device = strategy.topology.local_devices[0]
-        storage = OnServers(request.name, value.shape, value.dtype, servers, pieces, device)
+        storage = OnServers(request.name, value.shape, value.dtype, servers, pieces, device, is_copied=is_copied)
         return cls._made(request, strategy, storage, _BY_SERVERS, value.dtype)
 
     @property
@@ -279,11 +351,73 @@ class ServerVariable(Variable):
     @property
     def variables(self) -> tuple[ServerVariable, ...]:
         """The parts, each a variable of its own; the variable itself if there is only one."""
-        if len(self._pieces) == 1:
-            return (self,)
         storage = self._storage
         assert isinstance(storage, OnServers)
+        if len(storage.parts) == 1:
+            return (self,)
         return tuple(self._part(storage, index) for index in range(len(self._pieces)))
+
+    def sparse_read(self, indices: ArrayLike, name: str | None = None) -> jax.Array:
+        """Return the rows at `indices`; only these come from the servers."""
+        frame = _context.current()
+        rows = self._known_rows(indices)
+        if frame.closure is not None and frame.program is not None:
+            return frame.closure.look_up(self, jnp.asarray(rows))
+        if frame.program is not None or frame.overlay is not None:
+            return super().sparse_read(indices)
+        storage = self._storage
+        assert isinstance(storage, OnServers)
+        found = storage.read_rows(rows.reshape(-1))
+        return found.reshape(*rows.shape, *self.shape[1:])
+
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
+        """Add to some rows; only these travel to the servers."""
+        return self._add_to_rows(Write.ADD, sparse_delta)
+
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Variable:
+        """Subtract from some rows; only these travel to the servers."""
+        return self._add_to_rows(Write.SUB, sparse_delta)
+
+    def _add_to_rows(self, write: Write, slices: IndexedSlices) -> Variable:
+        frame = _context.current()
+        if frame.overlay is not None or not isinstance(slices, IndexedSlices):
+            method = super().scatter_add if write is Write.ADD else super().scatter_sub
+            return method(slices)
+        rows = self._known_rows(slices.indices)
+        values = self._fitting(slices.values)
+        if values.shape != (*rows.shape, *self.shape[1:]):
+            raise ShapeMismatch(
+                f"Rows {list(rows.shape)} of variable {self.name!r}, which has shape {self.shape}, "
+                f"were given values of shape {values.shape}."
+            )
+        flat = values.reshape(-1, *self.shape[1:])
+        storage = self._storage
+        assert isinstance(storage, OnServers)
+        if frame.program is None:
+            storage.push(write, flat, rows.reshape(-1))
+            return self
+        rows = jnp.asarray(rows).reshape(-1)
+        closure_of(self, frame).note_rows(self, write, rows, flat)
+        changed = state_of(self).at[rows]
+        set_state(self, changed.add(flat) if write is Write.ADD else changed.subtract(flat))
+        return self
+
+    def _known_rows(self, indices: Any) -> Any:
+        """Return the numbers of rows as an array of NumPy, if they are known, and check them."""
+        if not self.ndim:
+            raise ShapeMismatch(f"Variable {self.name!r} is a scalar, and has no rows.")
+        if isinstance(indices, Tracer):
+            rows = indices
+        else:
+            rows = np.asarray(indices)
+            require_rows(rows, self.shape[0], self.name)
+        if not jnp.issubdtype(rows.dtype, np.integer):
+            raise InvalidType(f"Rows are whole numbers; got dtype {rows.dtype}.")
+        return rows
 
     @property
     def _pieces(self) -> tuple[Piece | Part, ...]:
@@ -296,7 +430,7 @@ class ServerVariable(Variable):
         shape = (piece.rows.stop - piece.rows.start, *self.shape[1:])
         own = storage.part(f"{self.name}/part_{index}", shape, index)
         return ServerVariable._of_parts(
-            self._request, self._strategy, own, _BY_SERVERS, self._dtype
+            self._request, self._strategy, own, _BY_SERVERS, self.dtype
         )
 
     @property

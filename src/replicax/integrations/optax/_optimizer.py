@@ -38,8 +38,10 @@ from replicax.integrations.optax._nests import (
 from replicax.integrations.optax._slots import Owner, StateStructure
 from replicax.integrations.optax._update import call_update, like, shape_of, updated
 from replicax.strategies import Strategy, get_replica_context, get_strategy
+from replicax.values import Mirrored
 from replicax.variables import (
     Variable,
+    VariablePlacement,
     is_function,
     original_of,
     store_whole_array,
@@ -306,7 +308,7 @@ class Optimizer:
         )
 
     def _apply(self, given: Given, gradients: Sequence[Nest], extra: dict[str, Nest]) -> None:
-        values = {variable: whole_array(variable) for variable in given.params}
+        placement = get_strategy().placement
         nests, trained = self._arranged(given)
         slots, state = self._slots, self._state
         if self._trained is None or state is None:
@@ -317,6 +319,11 @@ class Optimizer:
             self._nests, self._state, self._constraints = nests, state, constraints
             self._step = None
         own = (self._iterations, *slots)
+        if placement.sends_updates:
+            self._send_update(placement, given, gradients, own, trained, extra)
+            self._slots, self._trained = slots, trained
+            return
+        values = {variable: whole_array(variable) for variable in given.params}
         program = _context.current().program
         if program is not None and program.skips_computing():
             for variable in (*trained, *own):
@@ -341,6 +348,41 @@ class Optimizer:
         if self._restored is not None:
             self._restored.finish()
             self._restored = None
+
+    def _send_update(
+        self,
+        placement: VariablePlacement,
+        given: Given,
+        gradients: Sequence[Nest],
+        own: Sequence[Variable],
+        trained: Sequence[Variable],
+        extra: dict[str, Nest],
+    ) -> None:
+        """Have the variables updated where they are, each with its own part of the step."""
+        if extra:
+            raise InvalidArgument(
+                f"`update` of {self._name!r} got {', '.join(map(repr, extra))}, and its variables "
+                f"are updated by {get_strategy()!r}, each by itself. Use a transformation without "
+                "extra arguments."
+            )
+        tx, nests, state, constraints = self._tx, self._nests, self._state, self._constraints
+        assert nests is not None
+        assert state is not None
+        count = len(trained)
+
+        def step(values: list[jax.Array], gradients: list[jax.Array]) -> list[jax.Array]:
+            new_values, new_state = updated(
+                tx, nests, state, constraints, gradients, values[count:], values[:count], {}
+            )
+            return [*new_values, *new_state]
+
+        of_variable = dict(zip(given.variables, gradients, strict=True))
+        ordered = [trained[index] for index in nests.differentiated]
+        operands = [
+            jnp.asarray(value.primary if isinstance(value, Mirrored) else value)
+            for value in (of_variable[variable] for variable in ordered)
+        ]
+        placement.send_update((*trained, *own), step, operands, ordered)
 
     def _stepping(self, extra: dict[str, Nest]) -> Any:
         """Return the function of a step, compiled unless a function is among its arguments."""
@@ -428,8 +470,7 @@ class Optimizer:
                 restored = self._restored.take(name, jnp.shape(array), jnp.result_type(array))
                 array = array if restored is None else restored
             owned = owner.variable if owner.variable is not None else variables[0]
-            beside = owned if owned.shape == jnp.shape(array) else variables[0]
-            with strategy.extended.colocate_vars_with(beside):
+            with strategy.extended.colocate_vars_with(owned):
                 of = "" if owner.variable is None else owner.variable.name
                 name = f"{self._name}/{of}{owner.path}"
                 slots.append(Variable(array, trainable=False, name=name))

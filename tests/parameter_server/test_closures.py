@@ -209,7 +209,7 @@ def test_what_the_chief_does_itself(make):
     assert rx.function(lambda: variable * 2.0)() == 4
     ps.strategy.run(lambda: variable.assign_add(1.0))
     assert variable.numpy() == 3
-    with pytest.raises(RuntimeError, match="Do it in a function that `coordinator.schedule` runs"):
+    with pytest.raises(RuntimeError, match=r"Do it in a function that `coordinator.schedule` runs"):
         rx.function(lambda: variable.assign_add(1.0))()
     with pytest.raises(RuntimeError, match="or by an update outside of functions"):
         ps.strategy.extended.update(variable, lambda v: v.assign(v * 2.0))

@@ -211,7 +211,9 @@ def test_rows_that_cannot_be_looked_up(make):
     with pytest.raises(ValueError, match="whose numbers depend on rows of"):
         schedule(rx.function(lambda i: table.sparse_read(pointers.sparse_read(i))), args=(one,))
     with pytest.raises(RuntimeError, match="was looked up inside of a JAX transformation"):
-        schedule(rx.function(lambda i: jax.grad(lambda x: (x * table.sparse_read(i)).sum())(1.0)),
-                 args=(one,))
+        schedule(
+            rx.function(lambda i: jax.grad(lambda x: (x * table.sparse_read(i)).sum())(1.0)),
+            args=(one,),
+        )
     lookup = rx.function(lambda: table.sparse_read(pointers.value[:2]))
     assert schedule(lookup).fetch().tolist() == [[0, 0], [0, 0]]

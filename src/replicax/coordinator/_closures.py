@@ -178,8 +178,9 @@ class ClosureQueue:
         closure.value._settle(
             lambda: _raise(
                 ClosureCancelled(
-                    f"`{closure.scheduled.name}` was not run, because a function that was scheduled "
-                    f"before it has failed: {type(error).__name__}: {error}. Schedule it again."
+                    f"`{closure.scheduled.name}` was not run, because a function that was "
+                    f"scheduled before it has failed: {type(error).__name__}: {error}. Schedule it "
+                    "again."
                 )
             )
         )

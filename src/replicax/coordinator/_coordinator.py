@@ -29,7 +29,7 @@ _WORKERS_SECONDS = 120.0
 
 @final
 class ClusterCoordinator:
-    """Schedules functions on the workers of a `ParameterServerStrategy`, which run them in parallel.
+    """An object that has workers of a `ParameterServerStrategy` run functions, in parallel.
 
     A strategy has one coordinator: making it again returns the same.
 
@@ -38,6 +38,11 @@ class ClusterCoordinator:
     """
 
     strategy: ParameterServerStrategy
+    _queue: ClosureQueue
+    _programs: Programs
+    _numbers: itertools.count[int]
+    _threads: list[WorkerThread]
+    _stop: weakref.finalize[..., ClusterCoordinator]
 
     def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
         if not isinstance(strategy, ParameterServerStrategy):
@@ -81,7 +86,7 @@ class ClusterCoordinator:
           args: Its arguments. Each worker has its own iterator for one of a per-worker dataset.
           kwargs: Its keyword arguments, likewise.
         """
-        function, args, kwargs = _checked(fn, () if args is None else args, kwargs or {})
+        function, given = _checked(fn, () if args is None else args, kwargs or {})
         iterators: list[PerWorkerValues] = []
 
         def argument(leaf: Leaf) -> Leaf:
@@ -96,9 +101,9 @@ class ClusterCoordinator:
                 iterators.append(leaf)
             return IteratorArgument(iterators.index(leaf))
 
-        args, kwargs = _nest.transform(argument, (args, kwargs), keep_opaque=True)
+        given_args, given_kwargs = _nest.transform(argument, given, keep_opaque=True)
         variants, arrays = self._programs.variants(
-            self.strategy, function, args, kwargs, self._platforms
+            self.strategy, function, given_args, given_kwargs, self._platforms
         )
         if variants.last is None:
             variants.trace(lambda place, count: self._examples(iterators[place], count))
@@ -202,7 +207,7 @@ def experimental_get_current_worker_index() -> Any:
 
 def _checked(
     fn: Any, args: Any, kwargs: Any
-) -> tuple[Function, tuple[Nest, ...], dict[str, Nest]]:
+) -> tuple[Function, tuple[tuple[Nest, ...], dict[str, Nest]]]:
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping):
         raise InvalidType(
             "`args` of `schedule` must be a tuple or a list, and `kwargs` a dict; got "
@@ -215,6 +220,4 @@ def _checked(
             "`schedule` takes an `rx.function`, whose program can be sent to workers; got "
             f"{described(fn)}. Write `rx.function(fn)`."
         )
-    return fn, tuple(args), dict(kwargs)
-
-
+    return fn, (tuple(args), dict(kwargs))

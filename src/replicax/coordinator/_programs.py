@@ -178,9 +178,7 @@ def _for_workers(name: str, traced: TracedClosure, servers: Servers) -> WorkerPr
         num_variables=len(traced.variables),
         num_arrays=traced.num_arrays,
         taken=[
-            _table(origin, _on_servers(origin).parts)
-            if isinstance(origin, Variable)
-            else origin
+            _table(origin, _on_servers(origin).parts) if isinstance(origin, Variable) else origin
             for origin in traced.taken
         ],
         element_kinds=traced.element_kinds,
@@ -199,9 +197,7 @@ def _table(variable: Variable, pieces: Sequence[Piece]) -> Table:
     return Table(variable.name, variable.shape[0] if variable.ndim else 1, list(pieces))
 
 
-def _change(
-    name: str, change: ClosureWrite | ServerUpdate, servers: Servers
-) -> WriteBy | UpdateBy:
+def _change(name: str, change: ClosureWrite | ServerUpdate, servers: Servers) -> WriteBy | UpdateBy:
     if isinstance(change, ClosureWrite):
         table = _table(change.variable, _on_servers(change.variable).pieces)
         return WriteBy(table, change.write, change.to_rows)

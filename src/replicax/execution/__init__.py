@@ -1,7 +1,6 @@
 """The execution of functions on the replicas."""
 
 from replicax.execution._audit import Rehearsal, audit_functions
-from replicax.execution._comparison import AuditDifference, AuditReport
 from replicax.execution._closure import (
     ClosureCall,
     ClosureWrite,
@@ -11,6 +10,7 @@ from replicax.execution._closure import (
     exported,
     kind_of,
 )
+from replicax.execution._comparison import AuditDifference, AuditReport
 from replicax.execution._compiling_executor import CompilingExecutor
 from replicax.execution._direct import DirectExecutor
 from replicax.execution._eager import EagerExecutor

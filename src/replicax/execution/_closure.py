@@ -254,9 +254,7 @@ class Stage:
     inputs: list[int]
 
     @classmethod
-    def of(
-        cls, name: str, jaxpr: ClosedJaxpr, results: range, platforms: Sequence[str]
-    ) -> Stage:
+    def of(cls, name: str, jaxpr: ClosedJaxpr, results: range, platforms: Sequence[str]) -> Stage:
         """Return the program of some results of a jaxpr."""
         program, inputs = _part(jaxpr, results)
         return cls(exported(name, program, platforms), inputs)
@@ -307,9 +305,7 @@ class TracedClosure:
         end = begin + trace.count + len(trace.operands())
         iterators: list[Any] = taken.iterators
         origins = [
-            each.variable
-            if isinstance(each, _Lookup)
-            else (each.place, len(element.arrays or ()))
+            each.variable if isinstance(each, _Lookup) else (each.place, len(element.arrays or ()))
             for each, element in zip(iterators, taken.elements, strict=True)
         ]
         places = [each.place for each in iterators if isinstance(each, IteratorArgument)]

@@ -68,9 +68,7 @@ class Servers:
             for number, array in zip(wanted[index], self._result(index, reply), strict=True)
         }
 
-    def read_rows(
-        self, rows: Sequence[tuple[int, int, np.ndarray]]
-    ) -> list[np.ndarray]:
+    def read_rows(self, rows: Sequence[tuple[int, int, np.ndarray]]) -> list[np.ndarray]:
         """Return some rows of arrays, each given by its server, its number and the rows."""
         replies = [
             (index, self._actors[index].ask("read_rows", number, wanted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn, final
@@ -137,4 +138,4 @@ class ServerPlacement(VariablePlacement):
             return [None]
         size, more = divmod(len(array), int(counts[0]))
         starts = [index * size + min(index, more) for index in range(int(counts[0]) + 1)]
-        return [slice(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+        return [slice(start, stop) for start, stop in itertools.pairwise(starts)]

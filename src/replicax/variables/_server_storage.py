@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -27,13 +27,23 @@ from replicax.variables._variable import Variable
 from replicax.variables._write import Write
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
     from replicax._typing import ClosureLike, State, StrategyLike
 
 
 @final
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Kept:
+    """An array on a server, which is removed when nothing refers to this any more."""
+
+    @classmethod
+    def of(cls, servers: Servers, server: int, number: int) -> Kept:
+        self = cls()
+        weakref.finalize(self, servers.forget, server, number).atexit = False
+        return self
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive rows of a variable, or all of it, in an array on a server.
 
@@ -41,20 +51,24 @@ class Piece:
       server: The index of the server.
       number: The number of the array there.
       rows: The rows; None if it is the whole variable.
+      kept: Keeps the array; None in other processes than the one that has created it.
     """
 
     server: int
     number: int
     rows: slice | None = None
+    kept: Kept | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def create(
         cls, servers: Servers, server: int, value: np.ndarray, rows: slice | None = None
     ) -> Piece:
         """Put a value on a server, for as long as something refers to the piece."""
-        piece = cls(server, servers.create(server, value), rows)
-        weakref.finalize(piece, servers.forget, server, piece.number).atexit = False
-        return piece
+        number = servers.create(server, value)
+        return cls(server, number, rows, Kept.of(servers, server, number))
+
+    def __reduce__(self) -> Any:
+        return Piece, (self.server, self.number, self.rows)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -71,33 +85,6 @@ class Piece:
             return slice(None), rows
         inside = (rows >= self.rows.start) & (rows < self.rows.stop)
         return inside, rows[inside] - self.rows.start
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece, seen as the whole of a variable."""
-
-    piece: Piece
-    rows: None = None
-
-    @property
-    def server(self) -> int:
-        return self.piece.server
-
-    @property
-    def number(self) -> int:
-        return self.piece.number
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.piece.place
-
-    def of(self, value: np.ndarray) -> np.ndarray:
-        return value
-
-    def rows_of(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
-        return slice(None), rows
 
 
 @final
@@ -131,7 +118,7 @@ class OnServers(Storage):
         shape: tuple[int, ...],
         dtype: np.dtype,
         servers: Servers,
-        pieces: Sequence[Piece | Part],
+        pieces: Sequence[Piece],
         device: jax.Device,
         *,
         is_copied: bool = False,
@@ -142,7 +129,7 @@ class OnServers(Storage):
         self.is_copied = is_copied
 
     @property
-    def parts(self) -> tuple[Piece | Part, ...]:
+    def parts(self) -> tuple[Piece, ...]:
         """The pieces that the value is read from: of several copies the first one."""
         return self.pieces[:1] if self.is_copied else self.pieces
 
@@ -167,9 +154,7 @@ class OnServers(Storage):
 
     def part(self, name: str, shape: tuple[int, ...], index: int) -> OnServers:
         """Return the storage of one of the pieces, which stays where it is."""
-        # `Piece.of` is for the whole variable, so the part has a piece of its own, which keeps the
-        # other one alive.
-        piece = Part(self.pieces[index])
+        piece = replace(self.pieces[index], rows=None)
         return OnServers(name, shape, self.dtype, self._servers, [piece], self._device)
 
     def example(self, topology: Topology | None) -> jax.ShapeDtypeStruct:
@@ -218,7 +203,7 @@ class OnServers(Storage):
 
 
 def changes_by_server(
-    pieces: Sequence[Piece | Part], write: Write, value: np.ndarray, rows: Any = None
+    pieces: Sequence[Piece], write: Write, value: np.ndarray, rows: Any = None
 ) -> dict[int, list[Change]]:
     """Return a write, or an addition to rows, as the changes of each piece, by its server."""
     changes: dict[int, list[Change]] = {}
@@ -242,9 +227,7 @@ def require_rows(rows: np.ndarray, count: int, name: str) -> None:
         )
 
 
-def read_rows(
-    servers: Servers, parts: Sequence[Piece | Part], rows: np.ndarray
-) -> np.ndarray:
+def read_rows(servers: Servers, parts: Sequence[Piece], rows: np.ndarray) -> np.ndarray:
     """Return some rows of a variable in parts."""
     found = [part.rows_of(rows) for part in parts]
     wanted = [
@@ -340,7 +323,9 @@ class ServerVariable(Variable):
             for server, rows in where
         ]
         device = strategy.topology.local_devices[0]
-        storage = OnServers(request.name, value.shape, value.dtype, servers, pieces, device, is_copied=is_copied)
+        storage = OnServers(
+            request.name, value.shape, value.dtype, servers, pieces, device, is_copied=is_copied
+        )
         return cls._made(request, strategy, storage, _BY_SERVERS, value.dtype)
 
     @property
@@ -357,7 +342,7 @@ class ServerVariable(Variable):
             return (self,)
         return tuple(self._part(storage, index) for index in range(len(self._pieces)))
 
-    def sparse_read(self, indices: ArrayLike, name: str | None = None) -> jax.Array:
+    def sparse_read(self, indices: Any, name: str | None = None) -> jax.Array:
         """Return the rows at `indices`; only these come from the servers."""
         frame = _context.current()
         rows = self._known_rows(indices)
@@ -420,7 +405,7 @@ class ServerVariable(Variable):
         return rows
 
     @property
-    def _pieces(self) -> tuple[Piece | Part, ...]:
+    def _pieces(self) -> tuple[Piece, ...]:
         assert isinstance(self._storage, OnServers)
         return self._storage.pieces
 
@@ -429,9 +414,7 @@ class ServerVariable(Variable):
         assert piece.rows is not None
         shape = (piece.rows.stop - piece.rows.start, *self.shape[1:])
         own = storage.part(f"{self.name}/part_{index}", shape, index)
-        return ServerVariable._of_parts(
-            self._request, self._strategy, own, _BY_SERVERS, self.dtype
-        )
+        return ServerVariable._of_parts(self._request, self._strategy, own, _BY_SERVERS, self.dtype)
 
     @property
     def name(self) -> str:

@@ -187,7 +187,9 @@ def _of_server(
                 for index, like in enumerate(each.shapes)
             ]
             inputs += [
-                operand_of[places[index]] if index in places else jnp.zeros(operand.shape, operand.dtype)
+                operand_of[places[index]]
+                if index in places
+                else jnp.zeros(operand.shape, operand.dtype)
                 for index, operand in enumerate(each.operands)
             ]
             new = jaxpr_as_fun(each.program)(*inputs)

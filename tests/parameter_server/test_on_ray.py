@@ -1,0 +1,187 @@
+"""Parameter servers and workers as processes of Ray: what only these can show."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install replicax[ray]")
+
+import ray_clusters
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    """Fail a test after which a process or a folder of Ray is there that was not before."""
+    processes, folders = ray_clusters.processes_of_ray(), ray_clusters.folders_of_ray()
+    yield
+    deadline = time.monotonic() + 30
+    while ray_clusters.processes_of_ray() - processes and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ray_clusters.processes_of_ray() <= processes
+    assert ray_clusters.folders_of_ray() <= folders
+
+
+BEGIN = """
+    import json, os, random, signal, sys
+    import jax.numpy as jnp, numpy as np
+    import replicax as rx
+
+    def make(resolver):
+        strategy = rx.ParameterServerStrategy(resolver)
+        return strategy, rx.coordinator.ClusterCoordinator(strategy)
+"""
+
+
+def test_a_cluster_on_this_machine():
+    """Ray is started and stopped with the program; one worker trains as NumPy does."""
+    program = """
+    strategy, coordinator = make(rx.cluster_resolver.RayClusterResolver(num_workers=1, num_ps=2))
+    with strategy.scope():
+        weight, count = rx.Variable(np.float32([1, 2])), rx.Variable(0)
+
+    @rx.function
+    def step(iterator):
+        x = next(iterator)
+        weight.assign_sub(0.5 * x * weight)
+        count.assign_add(1)
+        return weight.value
+
+    batches = [np.float32([i, 2 * i]) for i in range(4)]
+    iterator = iter(coordinator.create_per_worker_dataset(lambda: batches))
+    steps = [coordinator.schedule(step, args=(iterator,)) for _ in range(4)]
+    last = steps[-1].fetch().tolist()
+    wanted = np.float32([1, 2])
+    for x in batches:
+        wanted = wanted - np.float32(0.5) * x * wanted
+    coordinator.schedule(step, args=(iterator,))
+    try:
+        coordinator.join()
+    except StopIteration as error:
+        ended = error.__notes__
+    print(json.dumps({"last": last, "weight": weight.numpy().tolist(),
+                      "wanted": wanted.tolist(), "count": int(count.numpy()), "ended": ended}))
+    """
+    got = ray_clusters.run_chief(BEGIN + program)
+    assert got["last"] == got["weight"] == got["wanted"]
+    assert got["count"] == 4
+    assert "was run by worker 0" in got["ended"][-1]
+
+
+RANDOM_KILLS = """
+    strategy, coordinator = make(rx.cluster_resolver.RayClusterResolver(num_workers=3, num_ps=2))
+    with strategy.scope():
+        totals = [rx.Variable(np.int32(0)) for _ in range(4)]
+
+    @rx.function
+    def add(x):
+        for total in totals:
+            total.assign_add(x)
+        return x
+
+    @rx.function
+    def process():
+        return rx.coordinator.experimental_get_current_worker_index()
+
+    import ray
+    dice, kills = random.Random(0), 0
+    values = []
+    for number in range(CLOSURES):
+        values.append(coordinator.schedule(add, args=(np.int32(number),)))
+        if number % (CLOSURES // KILLS) == 0 and number:
+            # What is told of processes here is for messages; a kill is by process id.
+            thread = dice.choice([t for t in coordinator._threads if t.is_up] or [None])
+            if thread is not None:
+                try:
+                    os.kill(thread._actor.process().result(20), signal.SIGKILL)
+                    kills += 1
+                except Exception:
+                    pass  # it was being started again
+            values[dice.randrange(len(values))].fetch()
+    coordinator.join()
+    print(json.dumps({"totals": [int(total.numpy()) for total in totals], "kills": kills,
+                      "values": sum(int(value.fetch()) for value in values)}))
+"""
+
+
+def _kill_workers(closures: int, kills: int) -> None:
+    program = RANDOM_KILLS.replace("CLOSURES", str(closures)).replace("KILLS", str(kills))
+    got = ray_clusters.run_chief(BEGIN + program)
+    assert got["totals"] == [closures * (closures - 1) // 2] * 4
+    assert got["values"] == closures * (closures - 1) // 2
+    assert got["kills"] >= kills // 2
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_at_random():
+    _kill_workers(2000, 20)
+
+
+def test_a_killed_server_is_named_within_seconds():
+    program = """
+    import time
+    strategy, coordinator = make(rx.cluster_resolver.RayClusterResolver(num_workers=1, num_ps=2))
+    with strategy.scope():
+        first, second = rx.Variable(1.0), rx.Variable(2.0)
+    step = rx.function(lambda: (first.value, second.assign_add(1.0).value))
+    coordinator.schedule(step).fetch()
+    server = strategy._engine.servers._actors[1]
+    os.kill(server.process().result(20), signal.SIGKILL)
+    began, errors = time.monotonic(), []
+    for change in (lambda: coordinator.schedule(step).fetch(), coordinator.join,
+                   lambda: second.numpy()):
+        try:
+            change()
+        except rx.errors.ServerLost as error:
+            errors.append(str(error))
+    print(json.dumps({"errors": errors, "first": float(first.numpy()),
+                      "seconds": time.monotonic() - began}))
+    """
+    got = ray_clusters.run_chief(BEGIN + program)
+    assert len(got["errors"]) == 3
+    assert all("Parameter server 1 (ray-ps-1) is lost" in error for error in got["errors"])
+    assert got["first"] == 1
+
+
+@pytest.mark.slow
+def test_servers_of_their_own_and_a_chief_that_is_killed():
+    """A worker is killed and started again; a second chief uses the same servers."""
+    program = """
+    strategy, coordinator = make(rx.cluster_resolver.TFConfigClusterResolver())
+    with strategy.scope():
+        total = rx.Variable(0.0)
+
+    @rx.function
+    def add():
+        total.assign_add(1.0)
+        return rx.coordinator.experimental_get_current_worker_index()
+
+    seen = {int(coordinator.schedule(add).fetch()) for _ in range(10)}
+    print(json.dumps({"total": float(total.numpy()), "seen": sorted(seen)}), flush=True)
+    if "die" in os.environ:
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with ray_clusters.Servers(workers=2, ps=1) as servers:
+        config = servers.config("chief", 0)
+        got = ray_clusters.run_chief(BEGIN + program, TF_CONFIG=config)
+        assert got["total"] == 10
+        with pytest.raises(AssertionError, match=r'"total": 10\.0'):
+            ray_clusters.run_chief(BEGIN + program, TF_CONFIG=config, die="yes")
+        servers.processes["worker", 1].kill()
+        servers.processes["worker", 1].wait()
+        servers.start("worker", 1)
+        got = ray_clusters.run_chief(BEGIN + program, TF_CONFIG=config)
+        assert got["total"] == 10
+
+
+def test_a_program_of_a_worker_makes_no_strategy(monkeypatch):
+    import replicax as rx
+
+    cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    resolver = rx.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=0)
+    with pytest.raises(ValueError, match=r"this process is worker 0. Its program is `rx\.Server"):
+        rx.ParameterServerStrategy(resolver)

@@ -121,6 +121,28 @@ def test_workers_that_are_killed_at_random():
     _kill_workers(2000, 20)
 
 
+@pytest.mark.slow
+def test_a_stopped_worker_is_given_up():
+    """Its process is there, and does nothing: another one runs what it had."""
+    program = """
+    strategy, coordinator = make(rx.cluster_resolver.RayClusterResolver(num_workers=2, num_ps=1))
+    with strategy.scope():
+        total = rx.Variable(0)
+    step = rx.function(lambda: total.assign_add(1).value)
+    coordinator.schedule(step).fetch()
+    for _ in range(100):
+        coordinator.schedule(step)
+    os.kill(coordinator._threads[0]._actor.process().result(20), signal.SIGSTOP)
+    for _ in range(100):
+        coordinator.schedule(step)
+    coordinator.join()
+    print(json.dumps({"total": int(total.numpy())}))
+    """
+    got = ray_clusters.run_chief(BEGIN + program)
+    assert got["total"] == 201
+    assert "worker 0 is lost: its process has not answered for 20 s" in got["stderr"]
+
+
 def test_a_killed_server_is_named_within_seconds():
     program = """
     import time

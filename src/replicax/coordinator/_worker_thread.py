@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from replicax.coordinator._programs import Program
 from replicax.parameter_server import Actor, ActorLost, Engine
 
 _LOOK_SECONDS = 1.0
+_LOOKS_BEFORE_ASKING = 10
+_LIFE_SECONDS = 20.0
 _STOPPING_SECONDS = 5 * _LOOK_SECONDS
 _PAUSE_SECONDS = 0.2  # before a worker that was lost is started again
 
@@ -148,10 +151,23 @@ class WorkerThread:
         return answer
 
     def _patiently(self, reply: Any) -> Any:
-        """Wait for an answer as long as the worker is there."""
-        while True:
+        """Wait for an answer as long as the worker is there, and says so now and then."""
+        for looks in itertools.count(1):
             try:
                 return reply.result(_LOOK_SECONDS)
             except TimeoutError:
                 if self._stopping.is_set():
                     raise ActorLost("the program is ending") from None
+            if looks % _LOOKS_BEFORE_ASKING == 0 and self.is_up:
+                self._require_life()
+
+    def _require_life(self) -> None:
+        """Give up a worker whose process is stopped, or cannot be reached any more."""
+        assert self._actor is not None
+        try:
+            self._actor.process().result(_LIFE_SECONDS)
+        except TimeoutError:
+            self._actor.end()
+            raise ActorLost(
+                f"its process has not answered for {_LIFE_SECONDS:g} s, and is given up"
+            ) from None

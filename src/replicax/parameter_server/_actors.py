@@ -31,6 +31,10 @@ class Actor(Protocol):
         """Call a method there, and return without waiting."""
         ...
 
+    def process(self) -> Reply:
+        """Ask for the id of the process, which answers even while it does something else."""
+        ...
+
     def end(self) -> None:
         """End the process, if it has not ended yet."""
         ...

@@ -10,6 +10,10 @@ from replicax.parameter_server._actors import ActorLost
 from replicax.parameter_server._library import ray
 
 
+# The group of methods that an actor runs in a thread of their own. All others run one by one.
+LOOKING = "looking"
+
+
 @final
 class RayActor:
     """An object in a process that Ray has started.
@@ -25,8 +29,9 @@ class RayActor:
         return RayReply(self._handle.call.remote(method, *arguments))
 
     def process(self) -> RayReply:
-        """Ask for the id of the process, which answers once the object is made."""
-        return RayReply(self._handle.process.remote())
+        """Ask for the id of the process, which answers as soon as the object is made."""
+        method = self._handle.process.options(concurrency_group=LOOKING)
+        return RayReply(method.remote())
 
     def end(self) -> None:
         ray().kill(self._handle)

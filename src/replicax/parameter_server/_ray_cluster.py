@@ -13,7 +13,7 @@ from replicax.errors import StartFailed
 from replicax.parameter_server._actors import ActorLost
 from replicax.parameter_server._library import ray
 from replicax.parameter_server._nodes import Node, await_head, free_port
-from replicax.parameter_server._ray_actor import Host, RayActor
+from replicax.parameter_server._ray_actor import LOOKING, Host, RayActor
 from replicax.parameter_server._roles import Hosts, Role, roles_of
 from replicax.parameter_server._token import require_token
 
@@ -102,8 +102,14 @@ class RayCluster:
         where: dict[str, Any] = {"num_cpus": 0, "resources": {role.resource: 1}}
         if not self._by_role:
             where = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
-        options = {**where, "max_restarts": 0, "max_task_retries": 0}
-        return RayActor(ray().remote(Host).options(**options).remote(make, *arguments))
+        options = {
+            **where,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": 1,
+            "concurrency_groups": {LOOKING: 1},
+        }
+        return RayActor(ray().remote(**options)(Host).remote(make, *arguments))
 
     def stop(self) -> None:
         """Leave the cluster, and end it if it was started here."""

@@ -28,6 +28,7 @@ from replicax.variables._kinds import (
     PlainVariable,
     SyncOnReadVariable,
 )
+from replicax.variables._lookup import embedding_lookup
 from replicax.variables._mirror_check import check_mirrored, require_equal_copies
 from replicax.variables._nests import assign, make_variables, read
 from replicax.variables._placement import (
@@ -119,6 +120,7 @@ __all__ = [
     "changes_by_server",
     "check_mirrored",
     "division_by",
+    "embedding_lookup",
     "gathers",
     "gathers_once",
     "grad",

@@ -14,6 +14,7 @@ from replicax.collectives import (
     require_cross_device_ops,
 )
 from replicax.compat.v1._strategy import Strategy
+from replicax.errors import InvalidArgument
 from replicax.strategies import central_storage, mirrored, multi_worker, one_device
 
 
@@ -60,6 +61,28 @@ class CentralStorageStrategy(Strategy):
 
     def _session_settings(self) -> Mapping[str, object]:
         return {"isolate_session_state": True}
+
+
+@final
+class ParameterServerStrategy(Strategy):
+    """A name that is kept to say what to use: the strategy of v1 needs sessions.
+
+    >>> import replicax as rx
+    >>> rx.compat.v1.experimental.ParameterServerStrategy()
+    Traceback (most recent call last):
+    ...
+    replicax.errors.InvalidArgument: The ParameterServerStrategy of v1 runs a program on each \
+worker, in sessions, which JAX does not have; got the arguments () {}. Use \
+`rx.ParameterServerStrategy` with an `rx.coordinator.ClusterCoordinator`: docs/parameter_servers.md.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        raise InvalidArgument(
+            "The ParameterServerStrategy of v1 runs a program on each worker, in sessions, which "
+            f"JAX does not have; got the arguments {args} {kwargs}. Use "
+            "`rx.ParameterServerStrategy` with an `rx.coordinator.ClusterCoordinator`: "
+            "docs/parameter_servers.md."
+        )
 
 
 @final

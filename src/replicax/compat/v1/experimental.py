@@ -1,7 +1,11 @@
 """`rx.compat.v1.experimental`."""
 
 from replicax._public import publish as _publish
-from replicax.compat.v1._strategies import CentralStorageStrategy, MultiWorkerMirroredStrategy
+from replicax.compat.v1._strategies import (
+    CentralStorageStrategy,
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+)
 from replicax.experimental import (
     CollectiveCommunication,
     CollectiveHints,
@@ -16,6 +20,7 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
 ]
 
 _publish(globals())

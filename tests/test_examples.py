@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,25 @@ def test_resuming(capsys):
     equal(resumed, undisturbed, 1e-5)
     equal(undisturbed, [1.0, -2.0, 0.5], 0.1)
     assert "Going on after step 17 on 4 replicas" in capsys.readouterr().out
+
+
+def test_large_embedding():
+    pytest.importorskip("ray", reason="Ray is not installed: pip install replicax[ray]")
+    import ray_clusters
+
+    done = subprocess.run(
+        [sys.executable, str(PROJECT / "examples" / "large_embedding.py"), "--steps", "300"],
+        env=ray_clusters.environment(),
+        capture_output=True,
+        text=True,
+        timeout=ray_clusters.SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1000000 rows, in parts of [500000, 500000] on 2 servers" in done.stdout
+    losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", done.stdout)]
+    assert len(losses) == 10
+    assert losses[-1] < 0.1 * losses[0]
 
 
 def test_loss_scaling():

@@ -88,6 +88,7 @@ def test_importing_takes_no_optional_library_along():
     for library in (
         "optax",
         "orbax",
+        "ray",
         "tensorflow",
         "torch",
         "keras",
@@ -115,6 +116,7 @@ def test_every_public_name_has_one_path(name):
         rx.compat.v1.data,
         rx.compat.v1.experimental,
         rx.config,
+        rx.coordinator,
         rx.errors,
         rx.experimental,
         rx.metrics,

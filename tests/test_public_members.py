@@ -13,6 +13,7 @@ MODULES = [
     rx,
     rx.cluster_resolver,
     rx.compat.v1,
+    rx.coordinator,
     rx.experimental,
     rx.experimental.partitioners,
     rx.metrics,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +72,16 @@ def test_a_cluster_on_this_machine():
     assert got["last"] == got["weight"] == got["wanted"]
     assert got["count"] == 4
     assert "was run by worker 0" in got["ended"][-1]
+
+
+def test_the_page_about_parameter_servers():
+    page = Path(__file__).parents[2] / "docs" / "parameter_servers.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    got = ray_clusters.run_chief(
+        f"{program}\nimport json\n"
+        "print(json.dumps({'loss': float(losses[-1].fetch()), 'w': weight.numpy().tolist()}))"
+    )
+    assert got["loss"] < 1e-3
 
 
 RANDOM_KILLS = """

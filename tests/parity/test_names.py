@@ -41,6 +41,7 @@ FACES = {
         "rx.experimental.MultiWorkerMirroredStrategy",
         "rx.TPUStrategy",
         "rx.experimental.TPUStrategy",
+        "rx.ParameterServerStrategy",
     ],
     "tf.distribute.experimental.MultiWorkerMirroredStrategy": [
         "rx.experimental.MultiWorkerMirroredStrategy",

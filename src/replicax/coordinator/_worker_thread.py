@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from collections.abc import Mapping
@@ -152,12 +151,14 @@ class WorkerThread:
 
     def _patiently(self, reply: Any) -> Any:
         """Wait for an answer as long as the worker is there, and says so now and then."""
-        for looks in itertools.count(1):
+        looks = 0
+        while True:
             try:
                 return reply.result(_LOOK_SECONDS)
             except TimeoutError:
                 if self._stopping.is_set():
                     raise ActorLost("the program is ending") from None
+            looks += 1
             if looks % _LOOKS_BEFORE_ASKING == 0 and self.is_up:
                 self._require_life()
 

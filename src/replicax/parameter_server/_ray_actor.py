@@ -9,7 +9,6 @@ from typing import Any, final
 from replicax.parameter_server._actors import ActorLost
 from replicax.parameter_server._library import ray
 
-
 # The group of methods that an actor runs in a thread of their own. All others run one by one.
 LOOKING = "looking"
 

@@ -78,6 +78,7 @@ def train(workers: int, servers: int, rows: int, popular: int, steps: int) -> li
     iterator = iter(coordinator.create_per_worker_dataset(dataset_of(rows, popular)))
     losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(steps)]
     values = np.asarray(coordinator.fetch(losses))
+    assert isinstance(table, rx.parts.ServerVariable)
     parts = [part.shape[0] for part in table.variables]
     click.echo(f"The table has {rows} rows, in parts of {parts} on {servers} servers.")
     return [float(each.mean()) for each in np.array_split(values, 10)]

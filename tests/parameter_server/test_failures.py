@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import jax.numpy as jnp
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.coordinator._closures import ClosureQueue
+from replicax.coordinator._programs import Scheduled
+from replicax.coordinator._worker_thread import Presence
 from replicax.parameter_server import ActorLost, VariableServer, WriteTo
 
 
@@ -131,3 +135,50 @@ def test_workers_that_cannot_be_used(make, capfd):
     with pytest.raises(rx.errors.StartFailed, match=r"Worker 0: ImportError: no module named x"):
         ps.coordinator.schedule(rx.function(lambda: jnp.float32(1)))
     assert "worker 1 cannot be used" in capfd.readouterr().err
+
+
+def test_closures_do_not_wait_for_ever_for_workers(make):
+    ps = make(workers=1)
+    ps.engine.prepare = lambda index, actor: actor.end()  # each new one is lost at once
+    ps.coordinator.schedule(rx.function(lambda: jnp.float32(1))).fetch()
+    ps.engine.workers[0].end()
+    value = ps.coordinator.schedule(rx.function(lambda: jnp.float32(1)))
+    queue = ps.coordinator._queue
+    presence = Presence(queue, seconds=0.0)
+
+    def wait():
+        while not ps.coordinator.done():
+            presence.look()
+
+    with pytest.raises(rx.errors.WorkerLost, match="No worker has been there for 0 s"):
+        wait()
+    with pytest.raises(rx.errors.ClosureCancelled):
+        value.fetch()
+
+
+def test_closures_that_are_put_back_come_in_their_order():
+    queue = ClosureQueue()
+    for _ in range(5):
+        queue.put(Scheduled("step", None, [], []))
+    taken = [queue.take() for _ in range(4)]
+    for index in (2, 0, 3):
+        queue.put_back(taken[index])
+    assert queue.settled == 0
+    assert [queue.take().number for _ in range(4)] == [0, 2, 3, 4]
+    queue.finish(taken[0], lambda: None)
+    assert queue.settled == 1
+
+
+def test_workers_forget_iterators_that_are_gone(make):
+    ps = make(workers=1)
+    made = []
+    ps.engine.prepare = lambda index, actor: None
+    step = rx.function(lambda iterator: next(iterator))
+    for epoch in range(4):
+        iterator = iter(ps.coordinator.create_per_worker_dataset(lambda: [np.int32(1)] * 3))
+        made.append([ps.coordinator.schedule(step, args=(iterator,)) for _ in range(3)])
+        del iterator
+        assert ps.coordinator.fetch(made[epoch]) == [1, 1, 1]
+    gc.collect()
+    ps.coordinator.schedule(rx.function(lambda: jnp.float32(1))).fetch()
+    assert len(ps.engine.workers[0]._target._iterators) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any, final
@@ -16,6 +17,7 @@ from replicax.errors import ClosureCancelled
 
 # More closures than this wait for a worker before `schedule` waits too.
 _MOST_WAITING = 10_000
+_MOST_WORKERS = 1000  # each of which has one closure
 _LOOK_SECONDS = 1.0  # Python handles signals, such as that of Ctrl-C, between two looks
 
 
@@ -113,10 +115,16 @@ class ClosureQueue:
         with self.changed:
             self._running.discard(closure.number)
             if self._error is None:
-                self._waiting.appendleft(closure)
+                # Few are put back, and `settled` needs the smallest number first.
+                place = sum(other.number < closure.number for other in self._head())
+                self._waiting.insert(place, closure)
             else:
                 self._cancel(closure, self._error)
             self.changed.notify_all()
+
+    def _head(self) -> list[Closure]:
+        """Return the closures at the front that may have been put back."""
+        return list(itertools.islice(self._waiting, _MOST_WORKERS))
 
     def finish(self, closure: Closure, outcome: Callable[[], Nest]) -> None:
         """Note that a closure is done."""
@@ -142,10 +150,8 @@ class ClosureQueue:
     def settled(self) -> int:
         """The smallest number of a closure that is not done."""
         with self.changed:
-            return min(
-                (*self._running, *(closure.number for closure in self._waiting)),
-                default=self._next,
-            )
+            first = self._waiting[0].number if self._waiting else self._next
+            return min((first, *self._running))
 
     def done(self) -> bool:
         """Tell whether all closures are done; raise the error of one that failed."""

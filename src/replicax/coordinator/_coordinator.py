@@ -18,7 +18,7 @@ from replicax._typing import Leaf, Nest
 from replicax.coordinator._closures import ClosureQueue, RemoteValue
 from replicax.coordinator._per_worker import PerWorkerDataset, PerWorkerValues
 from replicax.coordinator._programs import Programs, Scheduled
-from replicax.coordinator._worker_thread import WorkerThread
+from replicax.coordinator._worker_thread import Presence, WorkerThread
 from replicax.errors import ContextError, InvalidArgument, InvalidType, StartFailed, WorkerLost
 from replicax.execution import Function, FunctionOfInstance, IteratorArgument
 from replicax.strategies import ParameterServerStrategy
@@ -61,8 +61,9 @@ class ClusterCoordinator:
         self._numbers = itertools.count()
         engine = strategy._engine
         settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+        presence = Presence(self._queue)
         self._threads = [
-            WorkerThread(index, engine, self._queue, settings)
+            WorkerThread(index, engine, self._queue, presence, settings)
             for index in range(engine.num_workers)
         ]
         # Also when the program ends, and then before the engine stops.
@@ -111,8 +112,7 @@ class ClusterCoordinator:
             function.__name__,
             variants,
             [np.asarray(array) for array in arrays],
-            [iterator._number for iterator in iterators],
-            [iterator._dataset for iterator in iterators],
+            iterators,
         )
         self._require_workers()
         return self._queue.put(scheduled)
@@ -143,7 +143,11 @@ class ClusterCoordinator:
             calls it, with an `experimental_get_current_worker_index()` of its own, for each `iter`
             of the result, and anew when it is started again.
         """
-        return PerWorkerDataset(dataset_fn, self._numbers)
+        return PerWorkerDataset(dataset_fn, self._numbers, self._forget)
+
+    def _forget(self, number: int) -> None:
+        for thread in self._threads:
+            thread.forget(number)
 
     def _platforms(self) -> list[str]:
         """Return the platforms of the workers that are there; wait for the first one."""

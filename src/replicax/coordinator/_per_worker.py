@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import weakref
+from collections.abc import Callable
 from typing import Any, NoReturn, final
 
 from replicax.errors import ContextError
@@ -12,11 +14,16 @@ from replicax.errors import ContextError
 class PerWorkerDataset:
     """A dataset that each worker makes for itself; `iter` of it goes into scheduled functions."""
 
-    def __init__(self, dataset: Any, numbers: itertools.count[int]) -> None:
-        self._dataset, self._numbers = dataset, numbers
+    def __init__(
+        self, dataset: Any, numbers: itertools.count[int], forget: Callable[[int], None]
+    ) -> None:
+        self._dataset, self._numbers, self._forget = dataset, numbers, forget
 
     def __iter__(self) -> PerWorkerValues:
-        return PerWorkerValues(self._dataset, next(self._numbers))
+        number = next(self._numbers)
+        iterator = PerWorkerValues(self._dataset, number)
+        weakref.finalize(iterator, self._forget, number).atexit = False
+        return iterator
 
 
 @final

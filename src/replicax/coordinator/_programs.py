@@ -15,6 +15,7 @@ import numpy as np
 from replicax import _nest
 from replicax._typing import Nest, StrategyLike
 from replicax.coordinator._calls import Table, UpdateBy, WorkerProgram, WriteBy
+from replicax.coordinator._per_worker import PerWorkerValues
 from replicax.execution import (
     ClosureCall,
     ClosureWrite,
@@ -54,15 +55,13 @@ class Scheduled:
       name: The name of the function.
       programs: The programs for calls like this one.
       arrays: The arrays of its arguments.
-      iterators: The numbers of the iterators in its arguments.
-      datasets: For each of them, the dataset, or a function that returns it.
+      iterators: The iterators in its arguments.
     """
 
     name: str
     programs: Variants
     arrays: list[Any]
-    iterators: list[int]
-    datasets: list[Any]
+    iterators: list[PerWorkerValues]
 
 
 @final

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -11,6 +13,7 @@ from replicax.coordinator._calls import Call, OtherElements
 from replicax.coordinator._closure_worker import ClosureWorker
 from replicax.coordinator._closures import Closure, ClosureQueue
 from replicax.coordinator._programs import Program
+from replicax.errors import WorkerLost
 from replicax.parameter_server import Actor, ActorLost, Engine
 
 _LOOK_SECONDS = 1.0
@@ -21,6 +24,45 @@ _PAUSE_SECONDS = 0.2  # before a worker that was lost is started again
 
 
 @final
+class Presence:
+    """The workers that are there. If none is for very long, closures fail instead of waiting.
+
+    Args:
+      queue: Has the closures.
+      seconds: How long that is.
+    """
+
+    def __init__(self, queue: ClosureQueue, seconds: float = 300.0) -> None:
+        self._queue, self._seconds = queue, seconds
+        self._up: set[int] = set()
+        self._last_seen = time.monotonic()
+        self._lock = threading.Lock()
+
+    def note(self, index: int, *, is_up: bool) -> None:
+        """Note that a worker has come, or is lost."""
+        with self._lock:
+            self._last_seen = time.monotonic()
+            if is_up:
+                self._up.add(index)
+            else:
+                self._up.discard(index)
+
+    def look(self) -> None:
+        """Have all closures fail if no worker has been there for too long."""
+        with self._lock:
+            late = not self._up and time.monotonic() - self._last_seen > self._seconds
+            if late:
+                self._last_seen = time.monotonic()
+        if late:
+            self._queue.fail_all(
+                WorkerLost(
+                    f"No worker has been there for {self._seconds:g} s, and functions are waiting "
+                    "for one. Start the workers again, and schedule the functions again."
+                )
+            )
+
+
+@final
 class WorkerThread:
     """A worker, and the thread that gives it closures.
 
@@ -28,14 +70,20 @@ class WorkerThread:
       index: The index of the worker.
       engine: Starts it.
       queue: Has the closures.
+      presence: Is told whether the worker is there.
       settings: JAX settings for the worker.
     """
 
     def __init__(
-        self, index: int, engine: Engine, queue: ClosureQueue, settings: Mapping[str, Any]
+        self,
+        index: int,
+        engine: Engine,
+        queue: ClosureQueue,
+        presence: Presence,
+        settings: Mapping[str, Any],
     ) -> None:
         self._index, self._engine, self._queue = index, engine, queue
-        self._settings = settings
+        self._presence, self._settings = presence, settings
         self._actor: Actor | None = None
         self._platform: str | None = None
         self._is_up = threading.Event()
@@ -44,6 +92,7 @@ class WorkerThread:
         # What the worker has.
         self._programs: set[int] = set()
         self._iterators: set[int] = set()
+        self._forgotten: collections.deque[int] = collections.deque()
         self._thread = threading.Thread(
             target=self._serve, name=f"replicax worker {index}", daemon=True
         )
@@ -67,6 +116,10 @@ class WorkerThread:
         except ActorLost:
             return None
 
+    def forget(self, number: int) -> None:
+        """Note that the worker need not keep an iterator; it hears of it with the next closure."""
+        self._forgotten.append(number)
+
     def stop(self) -> None:
         """End the thread, which waits for nothing much longer than a look takes."""
         self._stopping.set()
@@ -85,10 +138,10 @@ class WorkerThread:
                         file=sys.stderr,
                         flush=True,
                     )
-                self._is_up.clear()
+                self._leave()
                 self._stopping.wait(_PAUSE_SECONDS)
             except Exception as error:  # it would come again
-                self._is_up.clear()
+                self._leave()
                 print(
                     f"replicax: worker {self._index} cannot be used: {type(error).__name__}: "
                     f"{error}",
@@ -98,6 +151,10 @@ class WorkerThread:
                 self.failure = error
                 return
 
+    def _leave(self) -> None:
+        self._is_up.clear()
+        self._presence.note(self._index, is_up=False)
+
     def _start(self) -> None:
         self._programs.clear()
         self._iterators.clear()
@@ -106,6 +163,7 @@ class WorkerThread:
         )
         self._platform = self._patiently(self._actor.ask("platform"))
         self._is_up.set()
+        self._presence.note(self._index, is_up=True)
 
     def _run_closures(self) -> None:
         while (closure := self._queue.take()) is not None:
@@ -136,13 +194,17 @@ class WorkerThread:
             self._queue.settled,
             program.number,
             {index: scheduled.arrays[index] for index in program.arguments},
-            scheduled.iterators,
+            [iterator._number for iterator in scheduled.iterators],
         )
         if program.number not in self._programs:
             call.programs[program.number] = program.for_workers
-        for number, dataset in zip(scheduled.iterators, scheduled.datasets, strict=True):
-            if number not in self._iterators:
-                call.datasets[number] = dataset
+        for iterator in scheduled.iterators:
+            if iterator._number not in self._iterators:
+                call.datasets[iterator._number] = iterator._dataset
+        while self._forgotten:
+            number = self._forgotten.popleft()
+            self._iterators.discard(number)
+            call.forgotten.append(number)
         assert self._actor is not None
         answer = self._patiently(self._actor.ask("run", call))
         self._programs |= call.programs.keys()
@@ -158,6 +220,7 @@ class WorkerThread:
             except TimeoutError:
                 if self._stopping.is_set():
                     raise ActorLost("the program is ending") from None
+            self._presence.look()
             looks += 1
             if looks % _LOOKS_BEFORE_ASKING == 0 and self.is_up:
                 self._require_life()

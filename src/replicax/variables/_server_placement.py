@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax import _context
@@ -54,7 +55,7 @@ class ServerPlacement(VariablePlacement):
                 "parameter server. Create it outside of `partition`."
             )
         value = request.initial_array()
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        if jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise InvalidType(
                 f"Variable {request.name!r} has dtype {value.dtype}, and a parameter server keeps "
                 "numbers. Keep random keys as `jax.random.key_data(key)`."

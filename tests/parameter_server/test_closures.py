@@ -97,17 +97,22 @@ def test_elements_of_other_shapes_make_another_program(make):
     ps = make(workers=1)
     total = ps.variable(0.0)
 
+    traces = []
+
     @rx.function
     def step(iterator):
+        traces.append(None)
         batch = next(iterator)
         total.assign_add(batch.sum())
         return jnp.asarray(batch.shape[0])
 
     dataset = rx.from_tensor_slices(np.arange(7, dtype=np.float32)).batch(3)
-    iterator = iter(ps.coordinator.create_per_worker_dataset(dataset))
-    values = [ps.coordinator.schedule(step, args=(iterator,)) for _ in range(3)]
-    assert [int(value.fetch()) for value in values] == [3, 3, 1]
-    assert float(total.numpy()) == 21
+    for epoch in range(3):
+        iterator = iter(ps.coordinator.create_per_worker_dataset(dataset))
+        values = [ps.coordinator.schedule(step, args=(iterator,)) for _ in range(3)]
+        assert [int(value.fetch()) for value in values] == [3, 3, 1]
+        assert float(total.numpy()) == 21 * (epoch + 1)
+    assert len(traces) == 4, "of two passes for each shape"
     ps.coordinator.schedule(step, args=(iterator,))
     with pytest.raises(StopIteration):
         ps.coordinator.join()

@@ -144,7 +144,7 @@ def test_closures_do_not_wait_for_ever_for_workers(make):
     ps.engine.workers[0].end()
     value = ps.coordinator.schedule(rx.function(lambda: jnp.float32(1)))
     queue = ps.coordinator._queue
-    presence = Presence(queue, seconds=0.0)
+    presence = Presence(queue, 1, seconds=0.0)
 
     def wait():
         while not ps.coordinator.done():
@@ -182,3 +182,29 @@ def test_workers_forget_iterators_that_are_gone(make):
     gc.collect()
     ps.coordinator.schedule(rx.function(lambda: jnp.float32(1))).fetch()
     assert len(ps.engine.workers[0]._target._iterators) == 0
+
+
+def test_an_idle_worker_that_is_lost_is_started_again(make):
+    """`schedule` finds it, when it asks for the first elements of a dataset."""
+    ps = make(workers=1)
+    ps.coordinator.schedule(rx.function(lambda: jnp.float32(1))).fetch()
+    ps.engine.workers[0].end()
+    iterator = iter(ps.coordinator.create_per_worker_dataset([np.float32(3)]))
+    step = rx.function(lambda iterator: next(iterator))
+    assert ps.coordinator.schedule(step, args=(iterator,)).fetch() == 3
+    assert ps.engine.starts == 2
+
+
+def test_closures_fail_if_no_worker_can_be_used_any_more(make, capfd):
+    ps = make(workers=1)
+    ps.coordinator.schedule(rx.function(lambda: jnp.float32(1))).fetch()
+
+    def fail(index, actor):
+        raise ImportError("no module named x")
+
+    ps.engine.prepare = fail
+    ps.engine.workers[0].end()
+    ps.coordinator.schedule(rx.function(lambda: jnp.float32(1)))
+    with pytest.raises(ImportError, match="no module named x"):
+        ps.coordinator.join()
+    assert "worker 0 cannot be used" in capfd.readouterr().err

@@ -99,16 +99,26 @@ class ClosureQueue:
             self.changed.notify_all()
             return value
 
-    def take(self) -> Closure | None:
-        """Wait for a closure to run; None if there will be no more."""
+    def take(self, look: Callable[[], None] = lambda: None) -> Closure | None:
+        """Wait for a closure to run; None if there will be no more.
+
+        `look` is called whenever something has changed, and may raise.
+        """
         with self.changed:
+            look()
             while not self._waiting:
                 if self._stopped:
                     return None
                 self.changed.wait()
+                look()
             closure = self._waiting.popleft()
             self._running.add(closure.number)
             return closure
+
+    def wake(self) -> None:
+        """Have those that wait in `take` look."""
+        with self.changed:
+            self.changed.notify_all()
 
     def put_back(self, closure: Closure) -> None:
         """Have another worker run a closure whose worker was lost, before all others."""

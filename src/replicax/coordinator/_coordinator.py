@@ -61,7 +61,7 @@ class ClusterCoordinator:
         self._numbers = itertools.count()
         engine = strategy._engine
         settings = {name: getattr(jax.config, name) for name in _SETTINGS}
-        presence = Presence(self._queue)
+        presence = Presence(self._queue, engine.num_workers)
         self._threads = [
             WorkerThread(index, engine, self._queue, presence, settings)
             for index in range(engine.num_workers)
@@ -156,6 +156,7 @@ class ClusterCoordinator:
 
     def _examples(self, iterator: PerWorkerValues, count: int) -> list[Nest]:
         """Return examples of the next elements of an iterator, from any worker."""
+        pause = threading.Event()
         while True:
             self._await_a_worker()
             for thread in self._threads:
@@ -164,6 +165,7 @@ class ClusterCoordinator:
                     if len(examples) < count:
                         raise StopIteration
                     return examples
+            pause.wait(0.05)  # those that are lost are being started again
 
     def _await_a_worker(self) -> None:
         pause, deadline = threading.Event(), time.monotonic() + _WORKERS_SECONDS

@@ -78,7 +78,7 @@ class Variants:
     ) -> None:
         self._name, self._call, self._platforms = name, call, platforms
         self._next_number, self._servers = next_number, servers
-        self._known: dict[Any, Program] = {}
+        self._known: list[Program] = []
         self._last: Program | None = None
         self._lock = threading.Lock()  # two workers may find the same new elements
 
@@ -99,12 +99,11 @@ class Variants:
 
     def of_elements(self, examples: dict[int, list[Nest]]) -> Program:
         """Return the program for elements like these, by the places of their iterators."""
-        kinds = tuple((place, tuple(map(kind_of, each))) for place, each in examples.items())
-        found = self._known.get(kinds)
-        if found is None:
-            found = self._known[kinds] = self.trace(lambda place, count: examples[place][:count])
-        self._last = found
-        return found
+        for program in self._known:
+            if _is_for(program, examples):
+                self._last = program
+                return program
+        return self.trace(lambda place, count: examples[place][:count])
 
     def _add(self, traced: TracedClosure) -> Program:
         for_workers = _for_workers(self._name, traced, self._servers)
@@ -113,8 +112,20 @@ class Variants:
         first = len(traced.variables)
         arguments = [index for index in range(traced.num_arrays) if first + index in needed]
         program = Program(self._next_number(), traced, for_workers, arguments)
+        self._known.append(program)
         self._last = program
         return program
+
+
+def _is_for(program: Program, examples: dict[int, list[Nest]]) -> bool:
+    """Tell whether elements are what a program is for."""
+    places = [origin[0] for origin in program.traced.taken if isinstance(origin, tuple)]
+    remaining = {place: iter(each) for place, each in examples.items()}
+    try:
+        kinds = [kind_of(next(remaining[place])) for place in places]
+    except (KeyError, StopIteration):  # it takes others, or more of them
+        return False
+    return kinds == program.traced.element_kinds
 
 
 @final

@@ -29,11 +29,13 @@ class Presence:
 
     Args:
       queue: Has the closures.
+      num_workers: The number of workers.
       seconds: How long that is.
     """
 
-    def __init__(self, queue: ClosureQueue, seconds: float = 300.0) -> None:
+    def __init__(self, queue: ClosureQueue, num_workers: int, seconds: float = 300.0) -> None:
         self._queue, self._seconds = queue, seconds
+        self._usable = num_workers
         self._up: set[int] = set()
         self._last_seen = time.monotonic()
         self._lock = threading.Lock()
@@ -46,6 +48,14 @@ class Presence:
                 self._up.add(index)
             else:
                 self._up.discard(index)
+
+    def give_up(self, error: Exception) -> None:
+        """Note that a worker cannot be used at all; closures fail if it is the last one."""
+        with self._lock:
+            self._usable -= 1
+            last = not self._usable
+        if last:
+            self._queue.fail_all(error)
 
     def look(self) -> None:
         """Have all closures fail if no worker has been there for too long."""
@@ -87,6 +97,7 @@ class WorkerThread:
         self._actor: Actor | None = None
         self._platform: str | None = None
         self._is_up = threading.Event()
+        self._is_lost = threading.Event()  # as another thread has found
         self.failure: Exception | None = None  # why it cannot be used at all
         self._stopping = threading.Event()
         # What the worker has.
@@ -109,11 +120,13 @@ class WorkerThread:
     def examples(self, number: int, dataset: Any, count: int) -> list[Any] | None:
         """Return examples of the next elements of an iterator, or None if the worker is lost."""
         actor = self._actor
-        if actor is None or not self.is_up:
+        if actor is None or not self.is_up or self._is_lost.is_set():
             return None
         try:
             return self._patiently(actor.ask("examples", number, dataset, count))
         except ActorLost:
+            self._is_lost.set()
+            self._queue.wake()
             return None
 
     def forget(self, number: int) -> None:
@@ -149,6 +162,7 @@ class WorkerThread:
                     flush=True,
                 )
                 self.failure = error
+                self._presence.give_up(error)
                 return
 
     def _leave(self) -> None:
@@ -158,6 +172,7 @@ class WorkerThread:
     def _start(self) -> None:
         self._programs.clear()
         self._iterators.clear()
+        self._is_lost.clear()
         self._actor = self._engine.start_worker(
             self._index, ClosureWorker, self._index, self._engine.servers, self._settings
         )
@@ -166,7 +181,7 @@ class WorkerThread:
         self._presence.note(self._index, is_up=True)
 
     def _run_closures(self) -> None:
-        while (closure := self._queue.take()) is not None:
+        while (closure := self._queue.take(self._require_not_lost)) is not None:
             try:
                 self._run(closure)
             except ActorLost:
@@ -175,6 +190,10 @@ class WorkerThread:
             except Exception as error:
                 error.add_note(f"`{closure.scheduled.name}` was run by worker {self._index}.")
                 self._queue.fail(closure, error)
+
+    def _require_not_lost(self) -> None:
+        if self._is_lost.is_set():
+            raise ActorLost("its process has ended")
 
     def _run(self, closure: Closure) -> None:
         scheduled = closure.scheduled

@@ -139,13 +139,13 @@ class OnServers(Storage):
         values = self._servers.read(part.place for part in self.parts)
         return jax.device_put(joined([values[each.place] for each in self.parts]), self._device)
 
-    def read_rows(self, rows: np.ndarray) -> jax.Array:
-        """Return some rows of the value; only these come from the servers."""
-        return jax.device_put(read_rows(self._servers, self.parts, rows), self._device)
-
     @stored.setter
     def stored(self, state: Any) -> None:
         self.push(Write.ASSIGN, state)
+
+    def read_rows(self, rows: np.ndarray) -> jax.Array:
+        """Return some rows of the value; only these come from the servers."""
+        return jax.device_put(read_rows(self._servers, self.parts, rows), self._device)
 
     def push(self, write: Write, value: Any, rows: Any = None) -> None:
         """Have the servers write a value, or add it to rows."""

@@ -321,7 +321,7 @@ class Optimizer:
         own = (self._iterations, *slots)
         if placement.sends_updates:
             self._send_update(placement, given, gradients, own, trained, extra)
-            self._slots, self._trained = slots, trained
+            self._finish(trained, slots)
             return
         values = {variable: whole_array(variable) for variable in given.params}
         program = _context.current().program
@@ -344,6 +344,10 @@ class Optimizer:
         )
         for variable, value in zip((*trained, *own), (*new_values, *new_state), strict=True):
             store_whole_array(variable, value)
+        self._finish(trained, slots)
+
+    def _finish(self, trained: tuple[Variable, ...], slots: list[Variable]) -> None:
+        """Note what the step was for; restored values have found their slots now."""
         self._trained, self._slots = trained, slots
         if self._restored is not None:
             self._restored.finish()

@@ -1,4 +1,4 @@
-"""What else works with variables on parameter servers: checkpoints, tables, metrics, copies."""
+"""Checkpoints, tables, metrics and copies of variables on parameter servers."""
 
 from __future__ import annotations
 

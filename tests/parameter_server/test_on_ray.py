@@ -210,12 +210,3 @@ def test_servers_of_their_own_and_a_chief_that_is_killed():
         servers.start("worker", 1)
         got = ray_clusters.run_chief(BEGIN + program, TF_CONFIG=config)
         assert got["total"] == 10
-
-
-def test_a_program_of_a_worker_makes_no_strategy(monkeypatch):
-    import replicax as rx
-
-    cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
-    resolver = rx.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=0)
-    with pytest.raises(ValueError, match=r"this process is worker 0. Its program is `rx\.Server"):
-        rx.ParameterServerStrategy(resolver)

@@ -1,4 +1,4 @@
-"""What the coordinator and a worker say to each other."""
+"""The messages between the coordinator and a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on a worker: programs of closures, and the iterators from which they take elements."""
+"""The object that runs on a worker: programs of closures, and iterators with their elements."""
 
 from __future__ import annotations
 

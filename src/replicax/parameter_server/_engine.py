@@ -9,6 +9,7 @@ from replicax.cluster import ClusterResolver
 from replicax.cluster.resolvers._ray import RayClusterResolver
 from replicax.errors import ClusterError, InvalidType
 from replicax.parameter_server._actors import Actor
+from replicax.parameter_server._library import ray
 from replicax.parameter_server._ray_cluster import RayCluster, await_actors
 from replicax.parameter_server._roles import CHIEF, PS, WORKER, Role, roles_of
 from replicax.parameter_server._servers import Servers
@@ -18,7 +19,7 @@ _SERVERS_SECONDS = 120.0
 
 
 class Engine(Protocol):
-    """What a strategy and its coordinator need of the processes.
+    """The processes of a strategy, as it and its coordinator see them.
 
     There is one engine on Ray, and one for tests without processes.
     """
@@ -64,6 +65,7 @@ class RayEngine:
                 f"A ParameterServerStrategy is made by the chief; this process is "
                 f"{resolver.task_type} {resolver.task_id}. Its program is `rx.Server(...).join()`."
             )
+        ray()  # says what to do if it is not installed
         if not isinstance(resolver, RayClusterResolver):
             self._cluster = RayCluster.of_servers(spec)
         elif resolver.address is None:

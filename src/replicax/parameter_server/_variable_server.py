@@ -1,4 +1,4 @@
-"""What runs on a parameter server: arrays, and changes that are applied exactly once."""
+"""The object that runs on a parameter server: arrays, and changes, applied exactly once."""
 
 from __future__ import annotations
 

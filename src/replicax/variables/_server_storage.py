@@ -1,4 +1,4 @@
-"""Variables on parameter servers: their storage, and what reads and writes of them mean."""
+"""Variables on parameter servers: their storage, and the meaning of reads and writes."""
 
 from __future__ import annotations
 

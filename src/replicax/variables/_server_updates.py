@@ -28,7 +28,7 @@ UpdateFunction = Callable[[list[jax.Array], list[jax.Array]], list[jax.Array]]
 @final
 @dataclass(frozen=True, slots=True)
 class ServerUpdate:
-    """What one server computes of an update.
+    """The part of an update that one server computes.
 
     Args:
       server: The index of the server.

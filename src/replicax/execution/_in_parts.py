@@ -50,7 +50,7 @@ from replicax.execution._loops import (
     stacked_sum,
 )
 from replicax.execution._part_rules import Rule, is_filling, rule_for
-from replicax.execution._ref_values import Cell, in_cells, unpacked
+from replicax.execution._ref_values import RefValue, on_ref_values, unpacked
 from replicax.execution._varying import STATE, Level, levels, sums_over_replicas
 from replicax.topology import REPLICA_AXIS
 from replicax.variables import (
@@ -65,7 +65,7 @@ from replicax.variables import (
 )
 
 # The op that combines the parts of a reduction over a divided dimension.
-_REDUCTIONS = {
+_COMBINING_OPS = {
     "reduce_sum": ReduceOp.SUM,
     "reduce_max": ReduceOp.MAX,
     "reduce_min": ReduceOp.MIN,
@@ -119,7 +119,7 @@ def _flattened(closed: ClosedJaxpr, *arguments: object) -> list[object]:
 
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
-        results = in_cells(equation, operands)
+        results = on_ref_values(equation, operands)
         if results is not None and equation.primitive.name == "get":
             results = [checkpoint_name(each, STATE) for each in results]
         elif results is None and _is_call(equation):
@@ -132,7 +132,7 @@ def _flattened(closed: ClosedJaxpr, *arguments: object) -> list[object]:
 
 
 def _outcome(value: object) -> object:
-    return value if isinstance(value, Cell) else jnp.asarray(value)
+    return value if isinstance(value, RefValue) else jnp.asarray(value)
 
 
 def _is_call(equation: JaxprEqn) -> bool:
@@ -473,7 +473,7 @@ def _op_of(equation: JaxprEqn) -> ReduceOp | None:
     name, operand = equation.primitive.name, equation.invars[0]
     if name in ("reduce_and", "reduce_or") and _dtype(operand) != jnp.bool_:
         return None  # They combine the bits of integers.
-    return _REDUCTIONS.get(name)
+    return _COMBINING_OPS.get(name)
 
 
 def _dtype(atom: Any) -> np.dtype:

@@ -470,8 +470,8 @@ class _Values:
 
 def _op_of(equation: JaxprEqn) -> ReduceOp | None:
     """Return the op that combines what replicas reduce their parts to; None if there is none."""
-    name, operand = equation.primitive.name, equation.invars[0]
-    if name in ("reduce_and", "reduce_or") and _dtype(operand) != jnp.bool_:
+    name = equation.primitive.name
+    if name in ("reduce_and", "reduce_or") and _dtype(equation.invars[0]) != jnp.bool_:
         return None  # They combine the bits of integers.
     return _COMBINING_OPS.get(name)
 

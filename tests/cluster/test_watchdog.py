@@ -87,9 +87,9 @@ def test_one_that_has_finished_before_its_part_is_a_loss(bench):
 def test_one_that_has_finished_cannot_come_to_a_meeting(bench):
     bench.ends(1, Finished(4))
     with pytest.raises(WorkerLost, match="worker 1"):
-        bench.check(topic="meeting/0")
+        bench.check(topic="all_gather/0")
     with pytest.raises(WorkerLost, match="worker 1"):
-        bench.require_all(topic="meeting/0")
+        bench.require_all(topic="all_gather/0")
 
 
 def test_a_failure_is_blamed_before_one_that_has_finished(bench):

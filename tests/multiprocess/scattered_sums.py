@@ -1,4 +1,4 @@
-"""Reduce-scatters among workers, compared with all-reduces of the same arrays.
+"""Parts of sums over the workers, compared with sums that each worker computes by itself.
 
 python -m replicax launch --workers 2 --devices-per-worker 1 scattered_sums.py ROUNDS
 """
@@ -12,41 +12,35 @@ from jax.sharding import PartitionSpec as P
 
 import replicax as rx
 from replicax.collectives import dispatch
+from replicax.variables import Division, part_of_sum, replicax_gather
 
 MIB = 2**20
 
 
 def main(rounds):
-    strategy = rx.MultiWorkerMirroredStrategy()
-    topology = strategy.extended.topology
+    topology = rx.MultiWorkerMirroredStrategy().extended.topology
     replicas = topology.num_replicas
 
     def differences(seed, rows):
-        """Sum integers, which add up exactly in any order, in both ways, and others beside them."""
+        """Sum whole numbers, which add up exactly in any order, in parts of rows and of columns."""
+        shape = rows, 256
+        keys = [jax.random.fold_in(jax.random.key(seed), replica) for replica in range(replicas)]
+        numbers = [jax.random.randint(key, shape, -1000, 1000).astype(jnp.float32) for key in keys]
         own = jax.lax.axis_index("replica")
-        values = jax.random.randint(
-            jax.random.fold_in(jax.random.key(seed), own), (rows, 256), -1000, 1000
-        ).astype(jnp.float32)
-        others = [values[:7].sum() + own, values[0] * 2]
-        scattered = jax.lax.psum_scatter(values, "replica", scatter_dimension=0, tiled=True)
-        columns = jax.lax.psum_scatter(values, "replica", scatter_dimension=1, tiled=True)
-        sums = jax.lax.psum([values, *others], "replica")
-        rows_here, columns_here = rows // replicas, 256 // replicas
-        expected = jax.lax.dynamic_slice_in_dim(sums[0], own * rows_here, rows_here, 0)
-        across = jax.lax.dynamic_slice_in_dim(sums[0], own * columns_here, columns_here, 1)
-        whole = jax.lax.all_gather(scattered, "replica", axis=0, tiled=True)
-        return jnp.stack(
-            [
-                jnp.abs(scattered - expected).max(),
-                jnp.abs(columns - across).max(),
-                jnp.abs(whole - sums[0]).max(),
-            ]
-        )[None]
+        mine = jnp.stack(numbers)[own]
+        beside = jax.lax.psum([mine[:7].sum(), mine[0]], "replica")
+        found = [jnp.abs(beside[1] - sum(each[0] for each in numbers)).max()]
+        for axis in (0, 1):
+            division = Division(axis, shape[axis], replicas)
+            part = part_of_sum(mine, division, scatters=topology.scatters_sums)
+            whole = replicax_gather(part, division)
+            found.append(jnp.abs(whole - sum(numbers)).max())
+        return jnp.stack(found)[None]
 
     programs = {}
     for number in range(rounds):
         mib = (1, 2, 5, 16, 64)[number % 5]
-        rows = mib * MIB // 1024 // replicas * replicas
+        rows = mib * MIB // 1024
         if rows not in programs:
             programs[rows] = jax.jit(
                 jax.shard_map(

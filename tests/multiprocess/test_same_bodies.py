@@ -27,9 +27,15 @@ ALL = [
     "tests/test_losses.py",
     "tests/test_metrics.py",
 ]
-# The same without what takes longest to compile, and has nothing to do with devices.
-LONG = ("tests/integrations", "tests/checkpoint", "tests/termination")
-BASE = [tests for tests in ALL if tests not in LONG]
+# How state lies over the workers matters for these.
+ABOUT_STATE = [
+    "tests/variables",
+    "tests/strategies",
+    "tests/execution",
+    "tests/parity/test_captured_values.py",
+    "tests/parity/test_programs_as_they_are.py",
+    "tests/test_exporting.py",
+]
 # With more workers than cores it takes long: those that compare with one device on the whole batch.
 TRAINING = "tests/integrations/test_optax.py::test_training_equals_numpy_on_the_whole_batch"
 # Sixteen kinds of programs, compiled, and some of them eagerly.
@@ -41,7 +47,7 @@ JAX_PROGRAMS = "tests/parity/test_jax_programs.py"
     ("workers", "devices", "strategy", "tests", "at_least"),
     [
         (2, 1, "LOGICAL_DEVICES=1", ALL, 150),
-        (2, 2, "STATE=sharded", [*BASE, TRAINING], 150),
+        (2, 2, "STATE=sharded", [*ABOUT_STATE, TRAINING], 150),
         (2, 2, "LOGICAL_DEVICES=1", [TRAINING, "tests/collectives", "tests/input"], 50),
         (2, 1, "LOGICAL_DEVICES=1", [JAX_PROGRAMS], 20),
         (4, 1, "LOGICAL_DEVICES=1", [TRAINING], 6),

@@ -167,7 +167,7 @@ class Session:
         Raises `CollectiveMismatch` on all workers if they have come for different things.
         """
         self.catch_up()
-        topic = f"meeting/{self.number('meeting')}"
+        topic = f"all_gather/{self.number('all_gather')}"
         with self.progress.together(label, topic) as waiting:
             self._require_all(waiting)
             brought = self._link.exchange(

@@ -87,11 +87,12 @@ class InProgram(Collectives):
         self, reduction: Reduction, array: jax.Array, axis: int, options: CommunicationOptions
     ) -> jax.Array:
         """Return this replica's part, along `axis`, of the combined value."""
-        one_device = self._topology.logical_devices_per_replica == 1
-        if reduction.scatter is not None and one_device and array.size:
+        topology = self._topology
+        can_scatter = topology.scatters_sums and topology.logical_devices_per_replica == 1
+        if reduction.scatter is not None and can_scatter and array.size:
             return reduction.scatter(array, REPLICA_AXIS, axis)
         (whole,) = self._across(reduction, [array], options)
-        size = array.shape[axis] // self._topology.num_replicas
+        size = array.shape[axis] // topology.num_replicas
         start = jax.lax.axis_index(REPLICA_AXIS) * size
         return jax.lax.dynamic_slice_in_dim(whole, start, size, axis)
 

@@ -40,7 +40,7 @@ def self_test() -> list[Check]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Exit:
     """The end of a worker; the code is None if it had to be killed."""
 
     code: int | None
@@ -63,7 +63,7 @@ class Ended:
 
 def run_together(
     command: Sequence[str], settings: Sequence[Mapping[str, str]], seconds: float
-) -> list[Ended]:
+) -> list[Exit]:
     """Run a worker in each environment, for `seconds` at most."""
     # The workers' context is inside the pool's: after Ctrl-C the workers are killed first, and so
     # the threads that wait for them end.
@@ -85,7 +85,7 @@ def _started(
             worker.close()
 
 
-def _end(worker: Worker, seconds: float) -> Ended:
+def _end(worker: Worker, seconds: float) -> Exit:
     try:
         output, _ = worker.process.communicate(timeout=seconds)
         code = worker.process.returncode
@@ -93,7 +93,7 @@ def _end(worker: Worker, seconds: float) -> Ended:
         worker.send(signal.SIGKILL)
         output, _ = worker.process.communicate()
         code = None
-    return Ended(code, output.decode(errors="replace"))
+    return Exit(code, output.decode(errors="replace"))
 
 
 def _environment() -> dict[str, str]:
@@ -102,7 +102,7 @@ def _environment() -> dict[str, str]:
     return kept | {"JAX_PLATFORMS": "cpu"}
 
 
-def _failure(worker: int, ended: Ended) -> Check:
+def _failure(worker: int, ended: Exit) -> Check:
     # XLA's own stack has many lines, none of which says what went wrong.
     lines = [line for line in ended.output.splitlines() if not line.lstrip().startswith("@ ")]
     last = "\n".join(lines[-_LAST_LINES:]).strip()

@@ -115,7 +115,8 @@ class _Closure:
             if value in self._within:  # it is recursive
                 return "within", self._within.index(value)
             self._within.append(value)
-            defaults = (*(value.__defaults__ or ()), *sorted((value.__kwdefaults__ or {}).items()))
+            named = itertools.chain.from_iterable(sorted((value.__kwdefaults__ or {}).items()))
+            defaults = (*(value.__defaults__ or ()), *named)
             captured = (contents_of(cell) for cell in value.__closure__ or ())
             parts = tuple(self.key_of(part) for part in (*defaults, *captured))
             self._within.pop()

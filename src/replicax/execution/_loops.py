@@ -91,6 +91,8 @@ def computed_in_rounds(
     divisions: Sequence[Division | None],
     wanted: Container[Var],
     sums: Sequence[StackedSum],
+    *,
+    scatters: bool,
 ) -> tuple[dict[Var, jax.Array], list[jax.Array]]:
     """Compute a loop; return the results that are `wanted`, and the parts of `sums`."""
     num_constants, num_carried = scan_sizes(equation.params)
@@ -114,7 +116,7 @@ def computed_in_rounds(
             value = results[each.result]
             for step in each.between:
                 (value,) = apply_equation(step, [value])
-            parts.append(part_of_sum(value, _within(each.division)))
+            parts.append(part_of_sum(value, _within(each.division), scatters=scatters))
         return results[:num_carried], (list(kept.values()), parts)
 
     carried, (kept, parts) = jax.lax.scan(

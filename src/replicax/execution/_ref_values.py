@@ -13,7 +13,7 @@ _WHOLE = {"get": 1, "swap": 2}
 
 
 @final
-class Cell:
+class RefValue:
     """The value of a `jax.Ref`, for as long as it is read and written as a whole."""
 
     def __init__(self, value: Any) -> None:
@@ -25,26 +25,26 @@ class Cell:
         return self._ref is None
 
     def ref(self) -> object:
-        """Turn the cell into a real ref, for equations that access parts of it or have a body."""
+        """Turn the value into a real ref, for equations that access parts of it or have a body."""
         if self._ref is None:
             self._ref = jax.new_ref(jnp.asarray(self.value))
         return self._ref
 
 
-def in_cells(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """Apply an equation to cells, if it does not need real refs; otherwise return None."""
+def on_ref_values(equation: Any, operands: list[Any]) -> list[Any] | None:
+    """Apply an equation to values of refs, if it does not need real refs; otherwise return None."""
     name = equation.primitive.name
     if name == "new_ref":
-        return [Cell(_array(equation.invars[0], operands[0]))]
-    cell = operands[0] if operands else None
-    if not isinstance(cell, Cell) or not cell.whole or len(operands) != _WHOLE.get(name):
+        return [RefValue(_array(equation.invars[0], operands[0]))]
+    target = operands[0] if operands else None
+    if not isinstance(target, RefValue) or not target.whole or len(operands) != _WHOLE.get(name):
         return None
     aval = equation.outvars[0].aval
-    if (aval.shape, aval.dtype) != (cell.value.shape, cell.value.dtype):
+    if (aval.shape, aval.dtype) != (target.value.shape, target.value.dtype):
         return None
-    before = cell.value
+    before = target.value
     if name == "swap":
-        cell.value = _array(equation.invars[1], operands[1])
+        target.value = _array(equation.invars[1], operands[1])
     return [before]
 
 
@@ -54,4 +54,4 @@ def _array(variable: Any, value: Any) -> Any:
 
 
 def unpacked(operand: object) -> Any:
-    return operand.ref() if isinstance(operand, Cell) else operand
+    return operand.ref() if isinstance(operand, RefValue) else operand

@@ -38,7 +38,7 @@ from replicax._jax_compat import (
 from replicax._typing import Nest
 from replicax.execution._cache_key import is_paddable
 from replicax.execution._iterator_elements import NotOneProgram
-from replicax.execution._ref_values import in_cells, unpacked
+from replicax.execution._ref_values import on_ref_values, unpacked
 from replicax.execution._varying import communicates
 from replicax.topology import REPLICA_AXIS
 from replicax.values import Shape, largest_of
@@ -46,7 +46,7 @@ from replicax.values import Shape, largest_of
 # Each device computes all variants, which pays off only for a few.
 _MOST_VARIANTS = 4
 # Primitives that do nothing but compute another jaxpr, and the parameter that holds it.
-_CALLS = {
+_BODIES = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -134,10 +134,10 @@ def compute(variants: Variants, jaxprs: Sequence[ClosedJaxpr], arguments: Arrays
     running = [_evaluate(jaxpr, arguments, shared) for jaxpr in jaxprs]
     results: Arrays | None = None
     while True:
-        meetings, ended = _advance(running, results)
+        collectives, ended = _advance(running, results)
         if ended:
             break
-        results = _communicate(meetings, chosen)
+        results = _communicate(collectives, chosen)
     return [chosen(_alike(cases)) for cases in zip(*ended, strict=True)]
 
 
@@ -145,23 +145,23 @@ def _advance(
     running: Sequence[_Steps], results: Arrays | None
 ) -> tuple[list[tuple[object, Arrays]], list[Arrays]]:
     """Let each variant compute until it next communicates or, if none does any more, to its end."""
-    meetings: list[tuple[Any, Arrays]] = []
+    collectives: list[tuple[Any, Arrays]] = []
     ended: list[Arrays] = []
     for steps in running:
         try:
-            meetings.append(next(steps) if results is None else steps.send(results))
+            collectives.append(next(steps) if results is None else steps.send(results))
         except StopIteration as end:
             ended.append(end.value)
-    if meetings and ended:
+    if collectives and ended:
         raise NotOneProgram
-    return meetings, ended
+    return collectives, ended
 
 
 def _communicate(
-    meetings: Sequence[tuple[Any, Arrays]], chosen: Callable[[Sequence[jax.Array]], jax.Array]
+    collectives: Sequence[tuple[Any, Arrays]], chosen: Callable[[Sequence[jax.Array]], jax.Array]
 ) -> Arrays:
-    first, operands = meetings[0]
-    for equation, others in meetings[1:]:
+    first, operands = collectives[0]
+    for equation, others in collectives[1:]:
         if (
             equation.primitive is not first.primitive
             or not _equal(equation.params, first.params)
@@ -169,7 +169,7 @@ def _communicate(
             != [(jnp.shape(x), x.dtype) for x in map(jnp.asarray, operands)]
         ):
             raise NotOneProgram
-    columns = zip(*(operands for _, operands in meetings), strict=True)
+    columns = zip(*(operands for _, operands in collectives), strict=True)
     return apply_equation(first, [chosen(list(map(jnp.asarray, column))) for column in columns])
 
 
@@ -246,7 +246,7 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Nest], shared: _Shared) -
 
     for equation in jaxpr.eqns:
         operands = [read(variable) for variable in equation.invars]
-        results = in_cells(equation, operands)
+        results = on_ref_values(equation, operands)
         if results is not None:
             pass
         elif communicates(equation):
@@ -254,7 +254,7 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[Nest], shared: _Shared) -
         elif not _is_opened(equation):
             results = shared.apply(equation, [unpacked(operand) for operand in operands])
         else:
-            called = equation.params.get(_CALLS.get(equation.primitive.name, ""))
+            called = equation.params.get(_BODIES.get(equation.primitive.name, ""))
             if called is None:
                 raise NotOneProgram  # in a loop or a branch
             results = yield from _evaluate(closed_jaxpr(called), operands, shared)

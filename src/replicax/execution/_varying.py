@@ -20,7 +20,7 @@ from replicax.topology import REPLICA_AXIS
 from replicax.variables import gathers
 
 # Collectives that give every replica the same result.
-_REDUCTIONS = frozenset(
+_SAME_FOR_ALL = frozenset(
     {"psum", "pmax", "pmin", "psum_invariant", "all_gather", "all_gather_invariant"}
 )
 # Primitives that run a jaxpr once, on all of their operands.
@@ -211,7 +211,7 @@ class _Flow:
     def _level_after(self, equation: JaxprEqn, highest: Level) -> Level:
         name, parameters = equation.primitive.name, equation.params
         if names_axis(equation, self._axis):
-            if name in _REDUCTIONS and parameters.get("axis_index_groups") is None:
+            if name in _SAME_FOR_ALL and parameters.get("axis_index_groups") is None:
                 return Level.REDUCED if highest > Level.SAME else Level.SAME
             return Level.VARYING
         if any(word in name for word in _FROM_OUTSIDE):

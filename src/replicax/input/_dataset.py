@@ -113,7 +113,7 @@ def distribute_from_function(
         length,
         all(source.quick for source in sources),
         reads_alike=False,
-        goes_on=any(source.goes_on for source in sources),
+        continues=any(source.continues for source in sources),
     )
 
 
@@ -191,7 +191,7 @@ class DistributedDataset:
         length: _Length,
         quick: bool,
         reads_alike: bool,
-        goes_on: bool = False,
+        continues: bool = False,
     ) -> None:
         self._topology = topology
         self._options = options
@@ -199,7 +199,7 @@ class DistributedDataset:
         self._length = length
         self._quick = quick
         self._reads_alike = reads_alike
-        self.goes_on = goes_on
+        self.continues = continues
         self._spec: Nest | None = None
         self._kept: list[Prepared] | None = None
         if topology.spans_processes:
@@ -239,7 +239,7 @@ class DistributedDataset:
 
         Getting it reads an element, unless one has been read before.
         """
-        if self._spec is None and self.goes_on:
+        if self._spec is None and self.continues:
             raise InvalidArgument(
                 f"What the elements of {self!r} are like is not known before one has been read, "
                 "and a function that gives them cannot be called for nothing. Initialize its "

@@ -171,7 +171,7 @@ class TakingFeed(Feed):
         if len(states) != len(sources):
             raise InvalidArgument(
                 f"The state is one of {len(states)} pipeline(s); this dataset has {len(sources)}. "
-                "Go on with as many workers or, with PER_REPLICA, replicas as there were."
+                "Continue with the same number of workers (with PER_REPLICA: of replicas)."
             )
         self._readers: list[Reader | None] = [
             source.start(state) for source, state in zip(sources, states, strict=True)

@@ -37,7 +37,7 @@ class Passes(Protocol):
         ...
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """True if a pass continues where the previous one ended."""
         ...
 
@@ -206,7 +206,7 @@ class InitializableIterator(DistributedIterator):
         Returns:
           The operations that a session would run, of which there are none.
         """
-        if self._closed or not (self._dataset.goes_on and self._peek(1)):
+        if self._closed or not (self._dataset.continues and self._peek(1)):
             self.set_state({"steps": 0, "feed": None})
         return []
 
@@ -218,7 +218,7 @@ class InitializableIterator(DistributedIterator):
     @property
     def element_spec(self) -> Nest:
         """Shapes and dtypes of the first replica's part of a full element."""
-        if self._dataset.goes_on and not self._closed:
+        if self._dataset.continues and not self._closed:
             self._peek(1)  # so that the dataset has seen an element
         return self._dataset.element_spec
 

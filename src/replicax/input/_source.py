@@ -74,7 +74,7 @@ class Source(ABC):
         return False
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """True if it cannot start over: a pass continues where the previous one ended."""
         return False
 

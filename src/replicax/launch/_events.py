@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessEnded:
     """The process of a worker has ended."""
 
     worker: int
@@ -29,7 +29,7 @@ class Asked:
 
 
 # A `SimpleQueue`, because a signal handler may call `put` while its own thread is in `get`.
-Events = queue.SimpleQueue[Ended | Asked]
+Events = queue.SimpleQueue[ProcessEnded | Asked]
 
 
 @contextlib.contextmanager

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import final
 
-from replicax.launch._events import Ended, Events
+from replicax.launch._events import Events, ProcessEnded
 
 
 @final
 class Exits:
-    """A watcher that puts `Ended` into `events` for each process, in the order in which they end.
+    """A watcher that puts a `ProcessEnded` per process into `events`, in the order of the ends.
 
     When one worker dies, the others notice and may end within a millisecond. With one waiting
     thread per process, each must get the GIL before it can report; under heavy output, that was
@@ -40,7 +40,7 @@ class Exits:
 
     def _wait(self, index: int) -> None:
         code = self._processes[index].wait()
-        self._events.put(Ended(index, code, time.monotonic()))
+        self._events.put(ProcessEnded(index, code, time.monotonic()))
 
     def _wait_for_all(self, descriptors: Sequence[int]) -> None:
         with selectors.DefaultSelector() as selector:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import final
 
 from replicax._seconds import require_seconds
-from replicax.launch._events import Asked, Ended, Events
+from replicax.launch._events import Asked, Events, ProcessEnded
 from replicax.launch._exits import Exits
 from replicax.launch._output import Output
 from replicax.launch._screen import Screen
@@ -126,7 +126,7 @@ class Gang:
         self._steps: deque[tuple[float, signal.Signals]] = deque()
         self._sent: signal.Signals | None = None
         self._asked: Asked | None = None
-        self._ended: list[tuple[Ended, signal.Signals | None]] = []
+        self._ended: list[tuple[ProcessEnded, signal.Signals | None]] = []
         self._workers: list[Worker] = []
         self._output: Output | None = None
         self._exits: Exits | None = None
@@ -197,7 +197,7 @@ class Gang:
         else:  # a scheduler's repetition: no reason to cut a checkpoint short
             self._send(event.signal)
 
-    def _on_ended(self, event: Ended) -> None:
+    def _on_ended(self, event: ProcessEnded) -> None:
         failed_already = any(ended.code for ended, _ in self._ended)
         self._ended.append((event, self._sent))
         self._update_status(self._status.doing)

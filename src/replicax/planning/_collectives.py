@@ -27,7 +27,7 @@ _KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
-_CALLS = ("fusion", "call", "async-start", "call-start", "fusion-start")
+_HLO_CALLS = ("fusion", "call", "async-start", "call-start", "fusion-start")
 
 _OURS = str(Path(__file__).parents[1])
 _STANDARD = sysconfig.get_path("stdlib")
@@ -111,7 +111,7 @@ class _Search:
             elif instruction.opcode == "conditional":
                 for branch in _branches(instruction):
                     self._visit(branch, times, False, None)
-            elif instruction.opcode in _CALLS:
+            elif instruction.opcode in _HLO_CALLS:
                 called = instruction.word(r"(?:calls|to_apply|called_computation)=%?([^\s,]+)")
                 self._visit(called or "", times, exact, instruction)
 

@@ -57,24 +57,24 @@ def _overview(scaling: Scaling) -> str:
         for plan in scaling.plans
     ]
     names = (
-        "topology", "chips", "replicas", "batch", "memory a device", "fits", "step",
-        "bound by", "rows a second", "of ideal",
+        "topology", "chips", "replicas", "batch", "memory per device", "fits", "step",
+        "bound by", "rows per second", "of ideal",
     )  # fmt: skip
     shown = _table(names, rows)
     rates = [(plan.chips, plan.rows_per_second) for plan in scaling.plans]
     points = sorted((float(chips), rate) for chips, rate in rates if rate)
     if len(points) > 1:
-        title = "Rows a second by chips; dashed: as many times as there are chips"
+        title = "Rows per second by number of chips; dashed: in proportion to the chips"
         shown += f"<h2>Scaling</h2><p>{title}.</p>{curve(title, points, of_count)}"
     return shown
 
 
 def _memory(plans: Sequence[Plan]) -> str:
-    title = "Memory of a device by kind; the mark is what there is"
+    title = "Memory of a device by kind; the mark is its capacity"
     rows = [Bar(plan.topology, plan.memory.kinds(), plan.memory.capacity) for plan in plans]
     kinds = [kind for kind, _ in plans[0].memory.kinds()]
     return f"<h2>Memory</h2><p>{title}.</p>{bars(title, rows, of_bytes)}{legend(kinds)}" + _table(
-        ("topology", *kinds, "needed", "there is"),
+        ("topology", *kinds, "needed", "capacity"),
         [
             (
                 plan.topology,
@@ -116,7 +116,7 @@ def _details(plan: Plan) -> str:
     collectives = sorted(plan.collectives, key=lambda each: -each.sent_bytes)
     shown = f"<h2>{escape(plan.topology)}</h2>"
     if not plan.fits:
-        shown += "<p>There is no program for it, so what it would communicate is not known.</p>"
+        shown += "<p>The step does not fit, so there is no program to read this from.</p>"
     shown += "<h3>Communication in a step</h3>" + _table(
         ("collective", "bytes", "groups x chips", "times", "from"),
         [
@@ -131,7 +131,7 @@ def _details(plan: Plan) -> str:
         ],
     )
     shown += "<h3>Variables</h3>" + _table(
-        ("variable", "shape", "dtype", "bytes a device", "whole on every device"),
+        ("variable", "shape", "dtype", "bytes per device", "whole on every device"),
         [
             (
                 each.name,
@@ -144,7 +144,7 @@ def _details(plan: Plan) -> str:
         ],
     )
     return shown + (
-        f"<p>{escape(of_count(plan.flops, 'FLOP'))} a device and step. Traced in "
+        f"<p>{escape(of_count(plan.flops, 'FLOP'))} per device and step. Traced in "
         f"{escape(of_seconds(plan.seconds_to_trace))}, compiled in "
         f"{escape(of_seconds(plan.seconds_to_compile))}.</p>"
     )

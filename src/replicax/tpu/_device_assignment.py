@@ -20,11 +20,11 @@ class DeviceOrderMode(enum.IntEnum):
     """The order in which `DeviceAssignment.build` takes chips."""
 
     AUTO = 0
-    """A ring where that is possible, else a mesh."""
+    """A ring where one is possible, otherwise a mesh."""
     RING = 1
-    """Each next to the one before it, and the last next to the first."""
+    """Each chip is next to the one before it, and the last is next to the first."""
     MESH = 2
-    """One row after another."""
+    """One row of chips after another."""
 
 
 @final

@@ -161,8 +161,16 @@ def replicax_own_part(whole: jax.Array, division: Division) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(padded, start, division.chunk, division.axis)
 
 
-def part_of_sum(array: jax.Array, division: Division) -> jax.Array:
-    """Return this replica's part of the sum over the replicas."""
+def part_of_sum(array: jax.Array, division: Division, *, scatters: bool) -> jax.Array:
+    """Return this replica's part of the sum over the replicas.
+
+    Args:
+      array: What this replica adds to the sum.
+      division: How the sum is divided.
+      scatters: Whether reduce-scatters are right (`Topology.scatters_sums`).
+    """
+    if not scatters:
+        return replicax_own_part(jax.lax.psum(array, REPLICA_AXIS), division)
     padded = division.padded(array)
     return jax.lax.psum_scatter(padded, REPLICA_AXIS, scatter_dimension=division.axis, tiled=True)
 

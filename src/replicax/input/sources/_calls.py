@@ -37,7 +37,7 @@ class _CallSource(Source):
         self._calling = threading.Lock()
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         return True
 
     def start(self, state: object = None) -> Reader:

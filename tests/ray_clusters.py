@@ -40,7 +40,9 @@ def run_chief(program: str, **more: str) -> dict:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
+    # Ray prints lines of its own, some of them in the end.
+    result = [line for line in done.stdout.splitlines() if line.startswith("{")][-1]
+    return {**json.loads(result), "stderr": done.stderr}
 
 
 class Servers:

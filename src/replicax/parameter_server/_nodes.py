@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import final
 
 from replicax.errors import StartFailed
@@ -25,6 +26,7 @@ _HEALTH = {
     "health_check_failure_threshold": 4,
     "health_check_timeout_ms": 10_000,
 }
+_STARTED = "Ray runtime started"
 _STOPPING_SECONDS = 20.0
 
 
@@ -86,6 +88,14 @@ class Node:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    @property
+    def has_started(self) -> bool:
+        """Whether Ray has said that the node is part of its cluster."""
+        try:
+            return _STARTED in Path(self._folder, "node.log").read_text(errors="replace")
+        except OSError:  # the node has ended
+            return False
 
     def last_words(self) -> str:
         """Return what a node that has ended by itself has printed last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from typing import NoReturn, final
 
 from replicax._describing import described
@@ -17,8 +18,8 @@ from replicax.parameter_server._token import require_token
 
 _LOOK_SECONDS = 0.5  # between two looks at the chief
 _QUIET_LOOKS = 10  # after which the server says that it is waiting
-_FAILED_STARTS = 3  # in a row, after which something must be wrong
-_STARTED_LOOKS = 20  # a node that is there so long has started
+_STARTING_SECONDS = 10.0  # for a first try; twice as long for each further one
+_FAILED_STARTS = 4  # in a row, after which something must be wrong
 
 
 @final
@@ -82,12 +83,12 @@ class Server:
                 self._hosts.of(self._role), self._hosts.head, {self._role.resource: 1}
             )
             try:
-                looks = self._serve(node)
-                ended, words = node.has_ended, node.last_words() if node.has_ended else ""
+                started = self._serve(node, _STARTING_SECONDS * 2**failures)
+                words = node.last_words() if node.has_ended else ""
             finally:
                 node.stop()
-            failures = failures + 1 if ended and looks < _STARTED_LOOKS else 0
-            if failures >= _FAILED_STARTS:
+            failures = 0 if started or not self._chief_is_there() else failures + 1
+            if failures == _FAILED_STARTS:
                 raise StartFailed(
                     f"The node of {self._role} cannot join the chief's cluster at "
                     f"{self.target}. Ray printed:\n{words}\nCheck that both have the same token "
@@ -96,7 +97,7 @@ class Server:
 
     def _await_chief(self, pause: threading.Event) -> None:
         looks = 0
-        while not is_listening(self._hosts.head_host, self._hosts.head_port):
+        while not self._chief_is_there():
             looks += 1
             if looks == _QUIET_LOOKS:
                 print(
@@ -106,14 +107,25 @@ class Server:
                 )
             pause.wait(_LOOK_SECONDS)
 
-    def _serve(self, node: Node) -> int:
-        """Return when the node has ended or the chief's is gone, with the number of looks."""
-        looks = 0
-        while not node.wait(_LOOK_SECONDS):
-            looks += 1
-            if not is_listening(self._hosts.head_host, self._hosts.head_port):
+    def _serve(self, node: Node, seconds: float) -> bool:
+        """Return when the node has ended, has not started in time, or the chief's is gone.
+
+        A node that begins before the chief's is complete may wait for half a minute in vain, where
+        another start succeeds in 2 s.
+
+        Returns:
+          Whether the node had started.
+        """
+        late = time.monotonic() + seconds
+        started = False
+        while not node.wait(_LOOK_SECONDS) and self._chief_is_there():
+            started = started or node.has_started
+            if not started and time.monotonic() > late:
                 break
-        return looks
+        return started
+
+    def _chief_is_there(self) -> bool:
+        return is_listening(self._hosts.head_host, self._hosts.head_port)
 
     def __repr__(self) -> str:
         return f"Server({self._role.job!r}, {self._role.index})"

@@ -111,7 +111,8 @@ class Raised:
 
 
 def _first_line(error: Exception) -> str:
-    """Return what matters of Ray's message, which has a table of numbers in it."""
+    """Return what matters of Ray's message, which has a table of numbers and advice in it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    last = [line for line in lines if line.startswith("The actor")]
-    return " ".join(last[:2]) or (lines[0] if lines else type(error).__name__)
+    of_actor = [line for line in lines if line.startswith("The actor is dead")] or lines
+    text = of_actor[0] if of_actor else type(error).__name__
+    return text.partition(" Some common causes")[0].rstrip(".")

@@ -5,8 +5,8 @@ import runpy
 from html.parser import HTMLParser
 from pathlib import Path
 
+import browser
 import pytest
-import screenshots
 from click.testing import CliRunner
 
 import replicax as rx
@@ -137,14 +137,16 @@ def _program():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(screenshots.BROWSER is None, reason="no chromium; `apt-get install chromium`")
+@pytest.mark.skipif(browser.BROWSER is None, reason="no chromium; `apt-get install chromium`")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_page_in_a_browser(tmp_path, dark):
     scaling = Scaling((made_up(), made_up("v5e:8x8", 64, needed=2.0)))
     page = scaling.save_html(tmp_path / "plan.html")
     picture = tmp_path / "plan.png"
-    screenshots.screenshot(page, picture, (1000, 1400), dark=dark)
-    seen = screenshots.colours(picture)
+    with browser.Browser(tmp_path / "profile") as shown:
+        shown.open(page.as_uri(), (1000, 1400), dark=dark)
+        shown.screenshot(picture)
+    seen = browser.colours(picture)
     variables, temporaries, ground = (
         ("#6ea5e0", "#e3ab5c", "#14181d") if dark else ("#2f6fb5", "#d08a2e", "#ffffff")
     )

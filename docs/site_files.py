@@ -1,7 +1,7 @@
 """The files of the site: pages of the repository, under their own paths.
 
-So one link works on both, a link to a program included, which has a page with its text here.
-`mkdocs.yml` calls the functions.
+So one link works on both, a link to a program included, which has a page with its text here. What
+is only here are links of public names to the reference. `mkdocs.yml` calls the functions.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ AS_THEY_ARE = (
     "examples/*.md",
 )
 PROGRAMS = ("examples/**/*.py", "examples/**/*.sh", "examples/**/*.yaml", "tests/jax_programs.py")
+# A public name in the reference: how it is found there, and what it is called if that differs.
+NAME = re.compile(r"^::: (\S+)(?:\n +options:\n +heading: (\S+))?", re.MULTILINE)
+# Code, headings and links, in which names stay as they are; or a name.
+PIECE = re.compile(
+    r"^```.*?^```$|^(?: {4}|#).*?$|\[[^\]]*\]\([^)]*\)|`rx\.([\w.]+)`", re.MULTILINE | re.DOTALL
+)
 LINK_TO_PROGRAM = re.compile(r"(\]\((?!https?:)[^)\s]+\.(?:py|sh|yaml))\)")
 
 
@@ -47,14 +53,28 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Lead links to programs to their pages, and mark examples with prompts as such."""
+    """Lead links to programs to their pages, names to the reference; mark prompts as such."""
     name = page.file.src_uri
     if name.startswith("docs/reference/"):
         page.meta["search"] = {"boost": 10}
+    elif name.startswith("docs/"):
+        markdown = _with_links_to_reference(markdown)
     elif name == "CHANGELOG.md" or page.file.inclusion is InclusionLevel.NOT_IN_NAV:
         page.meta["search"] = {"exclude": True}
     markdown = LINK_TO_PROGRAM.sub(r"\1.md)", markdown)
     return markdown.replace("```python\n>>>", "```pycon\n>>>")
+
+
+def _with_links_to_reference(markdown: str) -> str:
+    """Make the first mention of each public name a link."""
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.md"))
+    places = {called or place: place for place, called in NAME.findall(pages)}
+
+    def linked(piece: re.Match[str]) -> str:
+        place = places.pop(f"replicax.{piece[1]}", None)
+        return piece[0] if place is None else f"[{piece[0]}][{place}]"
+
+    return PIECE.sub(linked, markdown)
 
 
 def _matching(patterns: tuple[str, ...]) -> list[Path]:

@@ -85,6 +85,22 @@ def test_the_site_loads_nothing_from_elsewhere(site):
 
 
 @pytest.mark.slow
+def test_names_lead_to_the_reference_and_programs_to_their_pages(site):
+    guide = (site / "docs" / "many_workers.html").read_text()
+    assert 'href="reference/strategies.html#replicax.MultiWorkerMirroredStrategy"' in guide
+    assert 'href="examples/resumable.py.html"' in (site / "index.html").read_text()
+    assert "train_step" in (site / "examples" / "resumable.py.html").read_text()
+
+
+@pytest.mark.slow
+def test_signatures_are_those_of_calls(site):
+    text = (site / "docs" / "reference" / "variables.html").read_text()
+    (signature,) = re.findall(r'id="replicax\.Variable".*?<pre>(.*?)</pre>', text, re.S)
+    assert "initial_value" in signature
+    assert "*args" not in signature
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(browser.BROWSER is None, reason="no chromium; `apt-get install chromium`")
 @pytest.mark.parametrize("width", [1280, 400])
 def test_a_search_leads_to_the_reference(site, tmp_path, width):

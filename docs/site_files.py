@@ -32,6 +32,8 @@ NAME = re.compile(r"^::: (\S+)(?:\n +options:\n +heading: (\S+))?", re.MULTILINE
 PIECE = re.compile(
     r"^```.*?^```$|^(?: {4}|#).*?$|\[[^\]]*\]\([^)]*\)|`rx\.([\w.]+)`", re.MULTILINE | re.DOTALL
 )
+CELL, CODE = re.compile("<td.*?</td>", re.DOTALL), re.compile("<code>([^<]+)</code>")
+PART = re.compile(r"(?<=[._(,=/])(?=\w)")
 LINK_TO_PROGRAM = re.compile(r"(\]\((?!https?:)[^)\s]+\.(?:py|sh|yaml))\)")
 
 
@@ -63,6 +65,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         page.meta["search"] = {"exclude": True}
     markdown = LINK_TO_PROGRAM.sub(r"\1.md)", markdown)
     return markdown.replace("```python\n>>>", "```pycon\n>>>")
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Let long names in tables be broken where their parts begin, and nowhere else."""
+
+    def with_breaks(code: re.Match[str]) -> str:
+        return f"<code>{PART.sub('<wbr>', code[1])}</code>"
+
+    return CELL.sub(lambda cell: CODE.sub(with_breaks, cell[0]), html)
 
 
 def _with_links_to_reference(markdown: str) -> str:

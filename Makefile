@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all matrix chaos check bench format clean
+.PHONY: demo test test-all matrix chaos check docs docs-serve bench format clean
 
 demo: .venv/installed
 	$(BIN)/replicax launch --workers 2 --devices-per-worker 2 examples/digits.py
@@ -37,6 +37,14 @@ check: .venv/installed
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# The site, in site/. Open site/index.html, or look at it while you edit: `make docs-serve`.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: .venv/installed
+	$(BIN)/mkdocs build --quiet
+
+docs-serve: .venv/installed
+	$(BIN)/mkdocs serve
+
 bench: .venv/installed
 	$(BIN)/python benchmarks/run.py
 
@@ -45,7 +53,7 @@ format: .venv/installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .nox .bench .jax_cache build dist
+	rm -rf .venv .nox .bench .jax_cache build dist site
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "replicax needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -56,8 +56,10 @@ hypothesis.settings.register_profile("replicax", deadline=None, derandomize=True
 hypothesis.settings.load_profile("replicax")
 
 
-# Set by libraries when they are first imported: TensorFlow, scikit-learn, and what Keras imports.
+# Set by libraries when they are first imported: TensorFlow, scikit-learn, tensorboardX, and what
+# Keras imports.
 _SET_BY_IMPORTS = {
+    "CRC32C_SW_MODE",
     "CUDA_ROOT",
     "ENABLE_RUNTIME_UPTIME_TELEMETRY",
     "HDF5_PLUGIN_PATH",

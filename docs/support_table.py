@@ -20,7 +20,7 @@ from replicax._known_bad import DEFECTS
 HERE = Path(__file__).parent
 PAGE = HERE / "install.md"
 END = "<!-- until here -->\n"
-EXTRAS = ("keras", "flax", "ray", "tensorflow", "torch", "tpu")
+EXTRAS = ("keras", "flax", "ray", "tensorflow", "torch", "cuda12", "cuda13", "tpu")
 
 
 def written(page: str) -> str:

@@ -23,7 +23,7 @@ from replicax.doctor._cluster import find_cluster
 from replicax.doctor._devices import ask_jax
 from replicax.doctor._numbers import self_checks
 from replicax.doctor._ports import check_ports
-from replicax.doctor._self_test import Ended, judged, run_together, self_test
+from replicax.doctor._self_test import Exit, judged, run_together, self_test
 from replicax.launch import free_ports
 
 
@@ -305,7 +305,7 @@ def test_workers_that_go_on_and_on_are_ended():
     ended = run_together([sys.executable, "-S", "-c", program], [dict(os.environ)] * 2, 1.0)
     assert [each.code for each in ended] == [None, None]
     assert ended[0].how.startswith("did not end within")
-    assert Ended(-6, "").how == "was ended by SIGABRT"
+    assert Exit(-6, "").how == "was ended by SIGABRT"
 
 
 def test_wrong_numbers_are_a_problem():

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 import replicax as rx
 from replicax._jax_compat import jaxprs_within, shard_map_of, with_constants
-from replicax.collectives import PackRules
+from replicax.collectives import PackRules, packed
 from replicax.execution._joined_sums import JoinedSums
 
 AXIS = "replica"
@@ -69,12 +69,45 @@ def before_another_sum(x: Any, w: Any) -> Any:
     return (ref[...].sum() * x.sum())[None], total(ref[...] * x.sum())
 
 
-def sums_in(program: Any) -> int:
+def loss_and_a_pack(x: Any, w: Any) -> Any:
+    sums = total(packed([x.sum() * w, x[:1]]))
+    return (x * w.sum()).sum()[None], sums[:3] * sums[3]
+
+
+def loss_and_a_long_pack(x: Any, w: Any) -> Any:
+    sums = total(packed([x.sum() * w, *(x[:1] * number for number in range(9))]))
+    return (x * w.sum()).sum()[None], sums[:3] * sums[11]
+
+
+def loss_and_a_part_of_a_pack(x: Any, w: Any) -> Any:
+    sums = total(packed([x.sum() * w, x[:1]])[:3])
+    return (x * w.sum()).sum()[None], sums
+
+
+def mapped(body: Any, *more: Any) -> Any:
+    """Return `body` for two replicas, with `more` results than two."""
+    mesh = rx.MirroredStrategy(["CPU:0", "CPU:1"]).extended.topology.mesh
+    return jax.shard_map(
+        body, mesh=mesh, in_specs=(SPLIT, SAME), out_specs=(SPLIT, SAME, *more), check_vma=False
+    )
+
+
+def joined_sums(function: Any, rules: PackRules) -> JoinedSums:
+    body = shard_map_of(jax.make_jaxpr(mapped(function))(X, W)).body
+    closed = body if isinstance(body, ClosedJaxpr) else with_constants(body, ())
+    return JoinedSums(closed, [True, False], 1, rules)
+
+
+def count_in(program: Any, name: str) -> int:
     return sum(
-        (equation.primitive.name == "psum")
-        + sum(sums_in(inner) for inner in jaxprs_within(equation.params))
+        (equation.primitive.name == name)
+        + sum(count_in(inner, name) for inner in jaxprs_within(equation.params))
         for equation in program.eqns
     )
+
+
+def sums_in(program: Any) -> int:
+    return count_in(program, "psum")
 
 
 @pytest.mark.parametrize(
@@ -89,20 +122,14 @@ def sums_in(program: Any) -> int:
         (of_what_is_the_same, 2, 2, []),
         (from_a_ref, 1, 1, []),
         (before_another_sum, 2, 2, [0]),
+        (loss_and_a_pack, 1, 1, [0]),
+        (loss_and_a_long_pack, 1, 1, [0]),
+        (loss_and_a_part_of_a_pack, 1, 1, [0]),
     ],
 )
 def test_sums_that_do_not_need_each_other_join(function, before, after, results):
-    mesh = rx.MirroredStrategy(["CPU:0", "CPU:1"]).extended.topology.mesh
-
-    def mapped(body: Any, *more: Any) -> Any:
-        return jax.shard_map(
-            body, mesh=mesh, in_specs=(SPLIT, SAME), out_specs=(SPLIT, SAME, *more), check_vma=False
-        )
-
     program = jax.make_jaxpr(mapped(function))(X, W)
-    body = shard_map_of(program).body
-    closed = body if isinstance(body, ClosedJaxpr) else with_constants(body, ())
-    joined = JoinedSums(closed, [True, False], 1, PackRules(1024, 1024, True))
+    joined = joined_sums(function, PackRules(1024, 1024, True))
     assert joined.results == results
     assert joined.any == (after < before or bool(results))
     changed = mapped(lambda *arguments: tuple(joined(*arguments)), *(SAME for _ in results))
@@ -115,10 +142,16 @@ def test_sums_that_do_not_need_each_other_join(function, before, after, results)
 
 
 def test_large_sums_travel_alone():
-    mesh = rx.MirroredStrategy(["CPU:0", "CPU:1"]).extended.topology.mesh
-    mapped = jax.shard_map(
-        two_sums, mesh=mesh, in_specs=(SPLIT, SAME), out_specs=(SPLIT, SAME), check_vma=False
-    )
-    body = shard_map_of(jax.make_jaxpr(mapped)(X, W)).body
-    closed = body if isinstance(body, ClosedJaxpr) else with_constants(body, ())
-    assert not JoinedSums(closed, [True, False], 1, PackRules(8, 8, True)).any
+    assert not joined_sums(two_sums, PackRules(8, 8, True)).any
+
+
+@pytest.mark.parametrize(
+    ("function", "operation", "count"),
+    [(loss_and_a_pack, "dynamic_update_slice", 3), (loss_and_a_long_pack, "concatenate", 1)],
+)
+def test_what_joins_a_pack_is_packed_with_it(function, operation, count):
+    """Packing the pack again took three times as long as the step itself."""
+    joined = joined_sums(function, PackRules(1024, 1024, True))
+    program = jax.jit(mapped(lambda *arguments: tuple(joined(*arguments)), SAME))
+    # JAX leaves out the first packing, whose result nothing needs any more.
+    assert program.lower(X, W).as_text().count(f"{operation} %") == count

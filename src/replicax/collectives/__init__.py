@@ -19,7 +19,7 @@ from replicax.collectives._options import (
     Hints,
     merge_options,
 )
-from replicax.collectives._packing import PackRules, in_packs
+from replicax.collectives._packing import PackRules, in_packs, packed
 from replicax.collectives._reductions import reduction_of
 from replicax.collectives._regroup import agree_on_unknown_shapes, regroup
 
@@ -42,6 +42,7 @@ __all__ = [
     "in_packs",
     "is_awaited",
     "merge_options",
+    "packed",
     "reduction_of",
     "regroup",
     "require_cross_device_ops",

@@ -65,7 +65,7 @@ def in_packs(
         if len(together) == 1:
             reduced = [reduce(together[0])]
         else:
-            reduced = _unpack(reduce(_pack(together)), together, rules.hides_places)
+            reduced = _unpack(reduce(packed(together)), together, rules.hides_places)
         results.update(zip(indices, reduced, strict=True))
 
     for index, array in enumerate(arrays):
@@ -82,7 +82,7 @@ def in_packs(
     return [results[index] for index in range(len(arrays))]
 
 
-def _pack(arrays: Sequence[jax.Array]) -> jax.Array:
+def packed(arrays: Sequence[jax.Array]) -> jax.Array:
     """Concatenate arrays into a pack."""
     flat = [jax.lax.reshape(array, (array.size,)) for array in arrays]
     largest = max(array.nbytes for array in arrays)

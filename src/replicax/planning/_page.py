@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
 from replicax._units import of_bytes, of_count, of_seconds, of_share
-from replicax.planning._charts import Bar, bars, curve, legend
+from replicax.planning._charts import Bar, bars, curve
 from replicax.planning._plan import Plan, Scaling
 
 _MANY = 20  # the most rows that a table shows
@@ -18,8 +19,9 @@ def page(scaling: Scaling) -> str:
     """Return the text of the page. Everything that comes from the user is escaped."""
     plans = scaling.plans
     title = f"Plan of {plans[0].program} for {', '.join(plan.topology for plan in plans)}"
-    parts = [f"<h1>{escape(title)}</h1>", _warnings(plans), _overview(scaling), _memory(plans)]
-    parts += [_times(plans), *(_details(plan) for plan in plans)]
+    parts = [f"<h1>{escape(title)}</h1>", *(_verdict(plan) for plan in plans), _warnings(plans)]
+    parts += [_overview(scaling), _memory(plans), _times(plans)]
+    parts += [_details(plan) for plan in plans]
     style = files("replicax.planning").joinpath("_page.css").read_text(encoding="utf-8")
     return (
         "<!DOCTYPE html>\n"
@@ -32,12 +34,30 @@ def page(scaling: Scaling) -> str:
     )
 
 
+def _verdict(plan: Plan) -> str:
+    needed, capacity = plan.memory.needed, plan.memory.capacity
+    said = f"Needs {of_bytes(needed)} of memory"
+    if capacity is not None:
+        said = f"{'Fits' if plan.fits else 'Does not fit'}: {of_share(needed / capacity)} of memory"
+    if plan.estimate is not None:
+        said += f"; bound by {plan.estimate.bound}"
+    kind = "verdict" if plan.fits else "verdict bad"
+    return f'<p class="{kind}"><b>{escape(plan.topology)}</b> {escape(said)}.</p>'
+
+
 def _warnings(plans: Sequence[Plan]) -> str:
-    said = [(plan.topology, warning) for plan in plans for warning in plan.warnings]
+    topologies: dict[str, list[str]] = {}
+    for plan in plans:
+        for warning in plan.warnings:
+            topologies.setdefault(warning, []).append(plan.topology)
     return "".join(
-        f'<p class="warning" role="alert"><b>{escape(where)}</b> {escape(warning)}</p>'
-        for where, warning in said
+        f'<p class="warning" role="alert"><b>{escape(", ".join(names))}</b> {_with_code(said)}</p>'
+        for said, names in topologies.items()
     )
+
+
+def _with_code(words: str) -> str:
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(words))
 
 
 def _overview(scaling: Scaling) -> str:
@@ -58,7 +78,7 @@ def _overview(scaling: Scaling) -> str:
     ]
     names = (
         "topology", "chips", "replicas", "batch", "memory per device", "fits", "step",
-        "bound by", "rows per second", "of ideal",
+        "bound by", "rows per second", f"per chip, relative to {scaling.plans[0].topology}",
     )  # fmt: skip
     shown = _table(names, rows)
     rates = [(plan.chips, plan.rows_per_second) for plan in scaling.plans]
@@ -73,7 +93,7 @@ def _memory(plans: Sequence[Plan]) -> str:
     title = "Memory of a device by kind; the mark is its capacity"
     rows = [Bar(plan.topology, plan.memory.kinds(), plan.memory.capacity) for plan in plans]
     kinds = [kind for kind, _ in plans[0].memory.kinds()]
-    return f"<h2>Memory</h2><p>{title}.</p>{bars(title, rows, of_bytes)}{legend(kinds)}" + _table(
+    return f"<h2>Memory</h2><p>{title}.</p>{bars(rows, of_bytes)}" + _table(
         ("topology", *kinds, "needed", "capacity"),
         [
             (
@@ -107,7 +127,7 @@ def _times(plans: Sequence[Plan]) -> str:
         (plan.topology, *(of_seconds(getattr(times, name)) for name in (*_TIMES, "step")))
         for plan, times in timed
     ]
-    return f"<h2>Time</h2><p>{title}.</p>{bars(title, rows, of_seconds)}{legend(_TIMES)}" + _table(
+    return f"<h2>Time</h2><p>{title}.</p>{bars(rows, of_seconds)}" + _table(
         ("topology", *_TIMES, "step"), cells
     )
 
@@ -153,9 +173,20 @@ def _details(plan: Plan) -> str:
 def _table(names: Sequence[str], rows: Sequence[Iterable[str]]) -> str:
     if not rows:
         return "<p>None.</p>"
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
+    shown = [list(row) for row in rows[:_MANY]]
+    kinds = [
+        ' class="number"' if all(re.match(r"<?\d|$", cell) for cell in column) else ""
+        for column in zip(*shown, strict=True)
+    ]
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(name)}</th>'
+        for name, kind in zip(names, kinds, strict=True)
+    )
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows[:_MANY]
+        "<tr>"
+        + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True))
+        + "</tr>"
+        for row in shown
     )
     more = f"<p>And {len(rows) - _MANY} more.</p>" if len(rows) > _MANY else ""
     return (

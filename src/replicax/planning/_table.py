@@ -42,7 +42,9 @@ def scaling_curve(scaling: Scaling) -> RenderableType:
         table.add_column(name, justify="left" if name == "topology" else "right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
     table.add_column("rows/s", justify="right")
-    table.add_column("of ideal", justify="right", no_wrap=True)
+    table.add_column("per chip", justify="right", no_wrap=True)
+    table.caption = f"per chip: rows/s per chip, relative to {scaling.plans[0].topology}"
+    table.caption_justify = "left"
     for plan in scaling.plans:
         times, efficiency = plan.estimate, scaling.efficiency(plan)
         table.add_row(

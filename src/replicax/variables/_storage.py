@@ -85,7 +85,7 @@ class Storage(ABC):
             array = self._keeper.get()
             if array is not self._kept:
                 self.stored = self._adopted(array)
-        return self._state
+        return self._current()
 
     @stored.setter
     def stored(self, state: object) -> None:
@@ -116,6 +116,9 @@ class Storage(ABC):
     def settled(self, state: State) -> State:
         """Return the state to keep once `update` has written every copy."""
         return state
+
+    def _current(self) -> State:
+        return self._state
 
     def _adopted(self, array: jax.Array) -> State:
         """Return the state of an array that other code has given to the keeper."""
@@ -306,6 +309,10 @@ class Replicated(Storage):
         super().__init__(name, shape, state, keeper)
         self._strategy, self._topology = strategy, strategy.topology
         self._parts = parts  # None if each copy is whole on each of the devices
+        # After a step `_state` is the program's array, and this what was made of it for a reader:
+        # making a value takes longer than all else that a step does per variable. Only `_state`
+        # counts, so that no reader can bring back a value that another thread has replaced.
+        self._made: Mirrored | None = None
 
     @property
     def num_copies(self) -> int:
@@ -365,17 +372,25 @@ class Replicated(Storage):
         return Mirrored.from_array(own.lay_out(array, self._spec_of_parts), own)
 
     def lift(self, topology: Topology | None) -> jax.Array:
-        state = self.stored
-        whole = state.whole
-        if whole is not None and topology is state.topology:
-            return whole  # fast path: taken on every step after the first
-        return self.unwrap(state, topology)
+        state = self._state
+        if topology is self._topology and type(state) is not Mirrored and state is not None:
+            return state  # fast path: taken on every step after the first
+        return self.unwrap(self.stored, topology)
 
     def store_result(self, array: jax.Array, topology: Topology | None, exclusive: bool) -> None:
-        if topology is self._topology:  # fast path, as above
-            self.stored, self.exclusive = Mirrored.from_array(array, self._topology), exclusive
+        if topology is self._topology and self._keeper is None:  # fast path, as above
+            self._state, self._made, self.exclusive = array, None, exclusive
         else:
             super().store_result(array, topology, exclusive)
+
+    def _current(self) -> Mirrored:
+        state = self._state
+        if type(state) is Mirrored:
+            return state
+        made = self._made
+        if made is None or made.whole is not state:
+            made = self._made = Mirrored.from_array(state, self._topology)
+        return made
 
     def _adopted(self, array: jax.Array) -> Mirrored:
         return Mirrored.from_array(self._topology.replicate(array), self._topology)

@@ -8,7 +8,7 @@ demo: .venv/installed
 	$(BIN)/replicax launch --workers 2 --devices-per-worker 2 examples/digits.py
 
 # Two at a time, but for tests that start workers themselves, and watch the clock.
-ALONE := tests/multiprocess tests/launch tests/doctor tests/chaos
+ALONE := tests/multiprocess tests/launch tests/doctor tests/chaos tests/parameter_server
 WHICH := not slow
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 -m '$(WHICH)' $(addprefix --ignore=,$(ALONE))

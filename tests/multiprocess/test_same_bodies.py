@@ -64,9 +64,13 @@ JAX_PROGRAMS = "tests/parity/test_jax_programs.py"
         "2 x 4, replicas of 2",
     ],
 )
-def test_the_same_tests_pass_among_workers(workers, devices, strategy, tests, at_least):
+def test_the_same_tests_pass_among_workers(tmp_path, workers, devices, strategy, tests, at_least):
     arguments = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]
-    told = [["env", strategy]] * workers
+    # Each has its own folder for temporary ones, which pytest clears away when it ends.
+    roots = [tmp_path / f"worker-{worker}" for worker in range(workers)]
+    for root in roots:
+        root.mkdir()
+    told = [["env", strategy, f"PYTEST_DEBUG_TEMPROOT={root}"] for root in roots]
     ended = run(arguments, 900, workers=workers, devices=devices, prefix=told)
     passed = set()
     for each in ended:

@@ -44,7 +44,7 @@ def main(folder: str, command: list[str]) -> int:
         )
     threading.Thread(target=_end_with_the_owner, args=(node,), daemon=True).start()
     code = node.wait()
-    with open(log, "rb") as output, contextlib.suppress(OSError):  # nobody may listen any more
+    with open(log, "rb") as output, contextlib.suppress(OSError):  # the reader may have ended
         sys.stdout.buffer.write(output.read()[-_LAST_BYTES:])
         sys.stdout.flush()
     _remove(folder)

@@ -15,8 +15,8 @@ _MODE, _TOKEN, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 def require_token(*, may_make: bool) -> None:
     """Make sure that there is a token, and that Ray uses it.
 
-    Ray listens on all interfaces, and whoever is let in can run code. So clusters that replicax
-    starts always ask for the token.
+    Ray listens on all interfaces, and a process that is let in can run code. So clusters that
+    replicax starts always ask for the token.
 
     Args:
       may_make: Whether to make a token, in Ray's own file, if there is none. A process that joins

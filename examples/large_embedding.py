@@ -4,9 +4,10 @@
     python examples/large_embedding.py
     python examples/large_embedding.py --workers 4 --servers 2 --rows 10000000
 
-Each row of the table stands for an item, and learns how much it is liked. A step fetches the rows of its batch only, and sends back what is to be added to these. Here
-Ray starts the workers and the servers on this machine; with `rx.cluster_resolver.
-RayClusterResolver(workers, servers, address="...")` they are on the machines of a Ray cluster.
+Each row of the table stands for an item, and learns how much it is liked. A step fetches the rows
+of its batch only, and sends back what is to be added to these. Here Ray starts the workers and the
+servers on this machine; with `rx.cluster_resolver.RayClusterResolver(workers, servers,
+address="...")` they are on the machines of a Ray cluster.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 -m '$(WHICH)' $(addprefix --ignore=,$(ALONE))
 	$(BIN)/python -m pytest -m '$(WHICH)' $(ALONE)
 
-# Also the slow ones, and what needs Ray, TensorFlow, PyTorch and libtpu. Other builds of PyTorch bring
+# Also the slow ones, and what needs Ray, TensorFlow, PyTorch, Accelerate and libtpu. Other builds of PyTorch bring
 # gigabytes of CUDA.
 test-all: .venv/installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev,ray,tensorflow,torch,tpu]' torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[dev,ray,tensorflow,torch,tpu]' accelerate torch==2.13.0
 	$(MAKE) test WHICH=
 
 # The oldest, the default and the newest versions of everything; `make matrix SESSIONS=newest` is one.

@@ -14,8 +14,8 @@ test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 -m '$(WHICH)' $(addprefix --ignore=,$(ALONE))
 	$(BIN)/python -m pytest -m '$(WHICH)' $(ALONE)
 
-# Also the slow ones, and what needs Ray, TensorFlow, PyTorch, Accelerate and libtpu. Other builds of PyTorch bring
-# gigabytes of CUDA.
+# Also the slow ones, and what needs Ray, TensorFlow, PyTorch, Accelerate and libtpu. Other builds of
+# PyTorch bring gigabytes of CUDA.
 test-all: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev,ray,tensorflow,torch,tpu]' accelerate torch==2.13.0
 	$(MAKE) test WHICH=

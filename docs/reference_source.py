@@ -1,4 +1,4 @@
-"""What the reference shows of the source, where that is not what Griffe finds."""
+"""Corrections of what Griffe finds in the source, for the reference."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Node:
 
     @property
     def has_started(self) -> bool:
-        """Whether Ray has said that the node is part of its cluster."""
+        """True if Ray has reported that the node is part of its cluster."""
         try:
             return _STARTED in Path(self._folder, "node.log").read_text(errors="replace")
         except OSError:  # the node has ended
